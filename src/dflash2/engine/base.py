@@ -1,0 +1,117 @@
+"""What a front end and a synchronous engine agree on: requests in, tokens out. No torch here.
+
+An engine belongs to one thread: every method is called from the thread that calls ``step()``.
+``AsyncEngine`` is that thread for servers; a script may drive an engine directly::
+
+    engine.add(request)
+    while engine.has_work:
+        for output in engine.step():
+            ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dflash2.types import IntArray
+
+if TYPE_CHECKING:
+    from dflash2.engine.sampling import SamplingParams
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    """An end-of-sequence or stop token was produced; it is the last ``token_id``."""
+    LENGTH = "length"
+    """``max_tokens`` or the context is used up."""
+    CANCELLED = "cancelled"
+    """``cancel()`` was called."""
+    ERROR = "error"
+    """The request failed; ``TokenOutput.error`` says how. Other requests are not affected."""
+    TIMEOUT = "timeout"
+    """The request was not admitted before its deadline; ``TokenOutput.error`` says what was short."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerationRequest:
+    """One prompt and how to continue it.
+
+    Attributes:
+        request_id: unique among the requests that the engine holds.
+        token_ids: int32 ``[n]``, the prompt, n >= 1.
+        sampling: limits, randomness and stop tokens. Stop strings are the front end's work.
+        arrival_s: when the request arrived, before tokenising, on the engine's clock (``time.monotonic``).
+        adapter: name of a LoRA adapter.
+        tenant_salt: requests share cached blocks only with requests of the same salt.
+    """
+
+    request_id: str
+    token_ids: IntArray
+    sampling: SamplingParams
+    arrival_s: float
+    adapter: str | None = None
+    tenant_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One token of one request, or the end of it.
+
+    Attributes:
+        token_id: None only on an end without a token (cancel, error, timeout).
+        finish_reason: set on a request's last output, and only there.
+        num_prompt_tokens: length of the prompt.
+        num_cached_tokens: prompt tokens whose KV was reused.
+        error: set with ``FinishReason.ERROR`` and ``TIMEOUT``.
+    """
+
+    request_id: str
+    token_id: int | None
+    finish_reason: FinishReason | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    error: Exception | None = None
+
+
+class Engine(Protocol):
+    """A synchronous engine with continuous batching."""
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Prompt and output of one request together never exceed this."""
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request waits or runs, or a cancelled one has not been reported yet."""
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestTooLarge: the request can never fit.
+            RequestError: the request is malformed.
+        After either, the engine's state is unchanged.
+        """
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; idempotent, unknown ids are ignored. A ``CANCELLED`` output follows from the next step."""
+
+    def step(self) -> list[TokenOutput]:
+        """Do one model step and return what it produced.
+
+        Raises:
+            Exception: the engine is broken and no longer usable. A fault of one request is a ``TokenOutput`` instead.
+        """
+
+    def idle(self) -> None:
+        """Called now and then while there is no work: drains acknowledgements, rebalances. Short."""
+
+    def stats(self) -> dict[str, Any]:
+        """Nested counters and gauges that can be written as JSON."""
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
