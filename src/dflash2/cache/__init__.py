@@ -1,0 +1,1 @@
+"""Which blocks exist, who holds them, who may start: lookup, reservation, admission, rebalance."""

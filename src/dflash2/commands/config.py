@@ -1,0 +1,68 @@
+"""``dflash2 config``: write a first configuration file, and check one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from dflash2.errors import DFlash2Error, StorageError
+
+DEFAULT_NAME = "dflash2_config.json"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``config`` with its own sub-commands ``init`` and ``check``."""
+    parser = subparsers.add_parser("config", help="write or check a configuration file")
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+
+    init = actions.add_parser("init", help="write a configuration file with the defaults for this machine")
+    init.add_argument("path", nargs="?", type=Path, default=Path(DEFAULT_NAME), metavar="PATH", help=DEFAULT_NAME)
+    init.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    init.set_defaults(run=_init)
+
+    check = actions.add_parser(
+        "check",
+        help="say whether a file is valid and what it means on this machine",
+        description="Exit code 0: valid; 2: not valid.",
+    )
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("--world-size", type=_positive, default=1, metavar="N", help="ranks that share it (default 1)")
+    check.set_defaults(run=_check)
+
+
+def _init(args: argparse.Namespace) -> int:
+    from dflash2.config import Config, effective
+
+    config = Config(enable=True)
+    values = config.model_dump(exclude_none=True)
+    values["memory"]["dram_capacity_mb"] = effective(config).dram_machine_bytes >> 20
+    try:
+        with args.path.open("w" if args.force else "x", encoding="utf-8") as stream:
+            stream.write(json.dumps(values, indent=2) + "\n")
+    except FileExistsError as error:
+        raise StorageError(f"{args.path} exists; --force overwrites it") from error
+    except OSError as error:
+        raise StorageError(f"cannot write {args.path}: {error.strerror or error}") from error
+    print(f"wrote {args.path}")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from dflash2.config import effective, load_config
+
+    config = load_config(args.file)
+    print(f"{args.file} is valid" + ("" if config.enable else "; enable is not true, so an engine would run unchanged"))
+    try:
+        print("\n".join(effective(config, args.world_size).describe()))
+    except DFlash2Error as error:
+        # The file may be meant for another machine, so this is said but is not the file's fault.
+        print(f"but it does not fit this machine: {error}")
+    return 0
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

@@ -1,0 +1,17 @@
+"""The one configuration file, ``dflash2_config.json``: its schema, reading it, and what it means on this machine."""
+
+from dflash2.config.effective import EffectiveConfig, effective
+from dflash2.config.reading import load_config, parse_config
+from dflash2.config.schema import Config, KVBlockConfig, MemoryConfig, PolicyConfig, SchedulingConfig
+
+__all__ = [
+    "Config",
+    "EffectiveConfig",
+    "KVBlockConfig",
+    "MemoryConfig",
+    "PolicyConfig",
+    "SchedulingConfig",
+    "effective",
+    "load_config",
+    "parse_config",
+]

@@ -1,0 +1,135 @@
+"""Schema of ``dflash2_config.json``: one model per section, strict, closed and frozen.
+
+Every key is optional. ``*_mb`` are MiB, ``*_s`` seconds, ``*_tokens`` tokens. A new section is a new model and one
+field of ``Config``; nothing else changes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+MAX_MB = 1 << 30
+"""1 PiB: larger figures are bytes written where MiB are meant."""
+
+Mebibytes = Annotated[int, Field(ge=0, le=MAX_MB)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """What every object of the file has in common."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class MemoryConfig(Section):
+    """How much of each tier. DRAM and NVMe are for the machine, everything else is per device."""
+
+    hbm_reserve_mb: Mebibytes = 20480
+    """Device memory left to weights and activations; the rest, less device-side staging, is for KV."""
+    hbm_capacity_mb: Mebibytes | None = None
+    """Size of the fast pool per device; needed where the device has no memory of its own (CPU), a cap elsewhere."""
+    dram_capacity_mb: Mebibytes | None = None
+    """For the machine, divided among its ranks. Absent: a quarter of what this process may use."""
+    nvme_capacity_mb: Mebibytes = 0
+    """For the machine, divided among its ranks. 0: no NVMe tier."""
+    nvme_path: str | None = None
+    """Absolute path of the folder of the NVMe files. Absent: ``dflash2`` in the user's cache folder."""
+    staging_buffer_size_mb: Annotated[int, Field(ge=1, le=MAX_MB)] = 512
+    """Upper bound of the buffer that swaps go through, per device."""
+
+    @field_validator("hbm_capacity_mb")
+    @classmethod
+    def _not_zero(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError(
+                "a pool of 0 MiB holds no block; leave the key out to take the device's memory less hbm_reserve_mb"
+            )
+        return value
+
+    @field_validator("nvme_path")
+    @classmethod
+    def _absolute(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None or (value.startswith("/") and "\0" not in value):
+            return value
+        if not value or "\0" in value:
+            raise ValueError("not a path")
+        base = (info.context or {}).get("base_dir", Path.cwd())
+        meant = os.path.normpath(Path(base) / Path(os.path.expandvars(value)).expanduser())
+        raise ValueError(
+            f"{value!r} is relative, and what it is relative to changes under systemd and `docker exec`; "
+            f"write the absolute path, probably {meant!r}"
+        )
+
+
+class KVBlockConfig(Section):
+    """The unit in which KV is kept and moved."""
+
+    block_size: Annotated[int, Field(ge=8, le=1024)] = 128
+    """Tokens per block, a power of two."""
+    prefetch_window: Annotated[int, Field(ge=4, le=8)] = 4
+    """Blocks fetched ahead; widens to 8 by itself while prefetches are used and HBM has room."""
+
+    @field_validator("block_size")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            below = 1 << (value.bit_length() - 1)
+            raise ValueError(f"{value} is not a power of two; the nearest are {below} and {2 * below}")
+        return value
+
+
+class PolicyConfig(Section):
+    """What counts as cold and when blocks leave HBM."""
+
+    eviction: Literal["heat", "lru"] = "heat"
+    """``lru`` is the first generation's policy, kept as the baseline."""
+    cold_threshold: Share = 0.8
+    """A block whose heat is below this may be demoted."""
+    swap_batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Blocks that leave or arrive in one burst."""
+    adaptive: bool = True
+    """Lets the effective threshold move when demoted blocks come back soon or swapping does not pay."""
+    high_watermark: Annotated[float, Field(gt=0.0, le=1.0)] = 0.95
+    """Share of used HBM slots at which demotion starts."""
+    low_watermark: Annotated[float, Field(gt=0.0, le=1.0, validate_default=True)] = 0.90
+    """Share of used HBM slots at which demotion stops."""
+    refresh_interval_s: Annotated[float, Field(ge=0.01, le=3600.0)] = 1.0
+    """Time between two computations of heat."""
+
+    @field_validator("low_watermark")
+    @classmethod
+    def _below_high(cls, value: float, info: ValidationInfo) -> float:
+        high = info.data.get("high_watermark")  # absent when it is wrong itself
+        if high is not None and value >= high:
+            raise ValueError(f"{value} must be below high_watermark, which is {high}")
+        return value
+
+
+class SchedulingConfig(Section):
+    """How the reference engine shares its steps among requests."""
+
+    quantum_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 32
+    """Decode steps for which a running sequence keeps its place while others are swapped out."""
+    max_batch_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 2048
+    """New tokens in one step, prefill chunks and decodes together."""
+    max_running: Annotated[int, Field(ge=1, le=1 << 16)] = 256
+    """Sequences that run at the same time."""
+    admission_timeout_s: Annotated[float, Field(gt=0.0, le=86400.0)] = 60.0
+    """How long a request may wait for its reservation."""
+
+
+class Config(Section):
+    """The whole file, as it was written; what it means on a machine is ``dflash2.config.effective``."""
+
+    enable: bool = False
+    """Must be literally ``true``; otherwise the engine runs unchanged."""
+    history_enabled: bool = False
+    """Keeps the history behind the curves of the monitoring page."""
+    memory: MemoryConfig = MemoryConfig()
+    kv_block: KVBlockConfig = KVBlockConfig()
+    policy: PolicyConfig = PolicyConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()

@@ -1,0 +1,1 @@
+"""Checks and measurements of this machine, before and at start."""

@@ -1,0 +1,1 @@
+"""The reference engine: scheduler, model runner, paged attention, sampling."""

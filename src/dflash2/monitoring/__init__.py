@@ -1,0 +1,1 @@
+"""Counters, history, metrics and the views on them."""

@@ -1,0 +1,1 @@
+"""DSpark: requests reach the scheduler ready to run (tokenised, adapter loaded, batched)."""

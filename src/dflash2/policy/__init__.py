@@ -1,0 +1,1 @@
+"""Decides what is hot, what leaves and what is fetched ahead; moves nothing."""

@@ -1,0 +1,1 @@
+"""The page table and the index from token prefixes to blocks."""

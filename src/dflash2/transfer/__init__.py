@@ -1,0 +1,1 @@
+"""Moves batches of blocks between tiers through staging; knows slots, not blocks."""
