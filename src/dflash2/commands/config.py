@@ -32,11 +32,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _init(args: argparse.Namespace) -> int:
-    from dflash2.config import Config, effective
+    from dflash2.config import Config, MemoryConfig, effective
+    from dflash2.types import MIB
 
-    config = Config(enable=True)
-    values = config.model_dump(exclude_none=True)
-    values["memory"]["dram_capacity_mb"] = effective(config).dram_machine_bytes >> 20
+    dram_mb = effective(Config()).dram_machine_bytes // MIB
+    values = Config(enable=True, memory=MemoryConfig(dram_capacity_mb=dram_mb)).model_dump(exclude_none=True)
     try:
         with args.path.open("w" if args.force else "x", encoding="utf-8") as stream:
             stream.write(json.dumps(values, indent=2) + "\n")

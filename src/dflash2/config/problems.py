@@ -68,11 +68,12 @@ def describe_error(error: ErrorDetails) -> Problem:
         return Problem(path, _wrong_type(path, value, _EXPECTED[kind]))
     if kind in _RANGE_ERRORS:
         unit = " MiB" if str(path[-1]).endswith("_mb") else ""
-        return Problem(path, f"{_shown(value)} is out of range, which is {_range_text(_field(path))}{unit}")
+        return Problem(path, f"{_shown(value)} is out of range ({_range_text(_field(path))}{unit})")
     if kind == "literal_error":
-        near = difflib.get_close_matches(str(value), re.findall(r"'(\w+)'", error["ctx"]["expected"]), n=1)
+        expected = error["ctx"]["expected"].replace("'", '"')
+        near = difflib.get_close_matches(str(value), re.findall(r'"(\w+)"', expected), n=1)
         hint = f"; did you mean {_shown(near[0])}?" if near else ""
-        return Problem(path, f"{_shown(value)} is not one of {error['ctx']['expected']}{hint}")
+        return Problem(path, f"{_shown(value)} is not {expected}{hint}")
     if kind == "value_error":
         return Problem(path, str(error["ctx"]["error"]))
     return Problem(path, error["msg"])
@@ -92,7 +93,8 @@ def _unknown_key(path: JSONPath) -> str:
     elsewhere = {known_path[-1]: known_path for known_path in known if list(known_path[:-1]) != section}
     wanted = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()).strip("_")
     if wanted in elsewhere and wanted not in here:
-        return f"unknown key here; it belongs at {path_text(elsewhere[wanted])}"
+        path_there = path_text(elsewhere[wanted])
+        return f"unknown key here; it belongs {'at' if '.' in path_there else 'at the top, as'} {path_there}"
     for candidates in (here, elsewhere):
         near = difflib.get_close_matches(wanted, candidates, n=1, cutoff=0.6)
         if near:

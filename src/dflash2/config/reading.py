@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ from dflash2.config.problems import JSONPath, Problem, describe_error, path_text
 from dflash2.config.schema import Config
 from dflash2.errors import ConfigError
 
-MAX_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 64 << 10
 """A configuration is a few hundred bytes; more is another file by mistake."""
 
 _BOMS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -34,7 +35,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{file} is larger than {MAX_FILE_BYTES >> 20} MiB; is it the right file?")
+        raise ConfigError(f"{file} is larger than {MAX_FILE_BYTES >> 10} KiB; is it the right file?")
     return parse_config(_decode(data, str(file)), source=str(file), base_dir=Path(os.path.abspath(file)).parent)  # noqa: PTH100
 
 
@@ -51,13 +52,15 @@ def parse_config(text: str, source: str = "the configuration", base_dir: Path | 
         ConfigError: lists every problem; its ``path`` is set when there is exactly one.
     """
     try:
-        document = json.loads(text, object_pairs_hook=_Object.from_pairs, parse_constant=_refuse_constant)
+        document = json.loads(
+            text, object_pairs_hook=_Object.from_pairs, parse_constant=_refuse_constant, parse_int=_bounded_int
+        )
         repeated = list(_repeated_keys(document, ()))
     except RecursionError as error:
         raise ConfigError(f"{source} is nested too deeply to be a DFlash2 configuration") from error
     except json.JSONDecodeError as error:
         raise ConfigError(_syntax_message(text, source, error)) from error
-    except ValueError as error:  # a constant such as NaN, or a number of thousands of digits
+    except ValueError as error:  # from the two hooks that refuse a number
         raise ConfigError(f"{source} is not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f'{source} must hold one JSON object, such as {{"enable": true}}')
@@ -81,8 +84,8 @@ class _Object(dict[str, Any]):
     def from_pairs(cls, pairs: list[tuple[str, Any]]) -> _Object:
         result = cls(pairs)
         if len(result) < len(pairs):
-            names = [name for name, _ in pairs]
-            result.repeated = tuple(name for name in result if names.count(name) > 1)
+            counts = Counter(name for name, _ in pairs)
+            result.repeated = tuple(name for name, count in counts.items() if count > 1)
         return result
 
 
@@ -99,6 +102,12 @@ def _repeated_keys(value: object, path: JSONPath) -> Iterator[JSONPath]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > 30:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _decode(data: bytes, source: str) -> str:

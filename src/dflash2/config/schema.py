@@ -19,6 +19,11 @@ Mebibytes = Annotated[int, Field(ge=0, le=MAX_MB)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+def _is_unicode(text: str) -> bool:
+    """False for a lone surrogate, which JSON can spell and no file name can hold."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 class Section(BaseModel):
     """What every object of the file has in common."""
 
@@ -53,15 +58,17 @@ class MemoryConfig(Section):
     @field_validator("nvme_path")
     @classmethod
     def _absolute(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is None or (value.startswith("/") and "\0" not in value):
-            return value
-        if not value or "\0" in value:
+        if value is None:
+            return None
+        if not value or "\0" in value or not _is_unicode(value):
             raise ValueError("not a path")
+        if value.startswith("/"):
+            return value
         base = (info.context or {}).get("base_dir", Path.cwd())
         meant = os.path.normpath(Path(base) / Path(os.path.expandvars(value)).expanduser())
         raise ValueError(
-            f"{value!r} is relative, and what it is relative to changes under systemd and `docker exec`; "
-            f"write the absolute path, probably {meant!r}"
+            f'"{value}" is relative, and what it is relative to changes under systemd and `docker exec`; '
+            f'write the absolute path, probably "{meant}"'
         )
 
 
