@@ -1,0 +1,189 @@
+"""A lane: one thread that moves batches of certain routes, with file threads under it where a route touches NVMe."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash2.pools.faultlog import FaultLog
+from dflash2.transfer.file_io import FileWorkers, InlineWorkers, Shares
+from dflash2.transfer.jobs import Batch, JobQueue, PendingJob
+from dflash2.transfer.route import Route
+from dflash2.transfer.staging import StagingBuffer, StagingChunk
+from dflash2.transfer.stats import TransferStats
+from dflash2.types import BoolArray, IntArray, Tier
+
+STAGING_TIMEOUT_S = 30.0
+"""Longest wait for a staging chunk; chunks are held for one batch, so only a hanging device makes it this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneContext:
+    """What all lanes of an engine share.
+
+    Attributes:
+        routes: by (source, destination).
+        staging: the staging buffer, None where no route is staged.
+        stats: counters.
+        faults: log of failures.
+        clock: monotonic seconds, for statistics.
+        on_job_end: called from the lane's thread with each ended job.
+    """
+
+    routes: Mapping[tuple[Tier, Tier], Route]
+    staging: StagingBuffer | None
+    stats: TransferStats
+    faults: FaultLog
+    clock: Callable[[], float]
+    on_job_end: Callable[[PendingJob], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A batch under way."""
+
+    batch: Batch
+    route: Route
+    started_at: float
+    chunk: StagingChunk | None
+    first: Shares | None
+    """For a staged route whose first step has ended: how it ended."""
+    shares: Shares
+
+
+class Lane:
+    """Moves the batches of its queue, at most ``depth`` at a time.
+
+    Args:
+        name: of the thread.
+        context: what lanes share.
+        file_threads: threads for the NVMe side; 0 for a lane that touches no file.
+    """
+
+    def __init__(self, name: str, context: LaneContext, file_threads: int = 0) -> None:
+        self.queue = JobQueue()
+        self._context = context
+        self._inline = InlineWorkers(self._on_error)
+        self._files = FileWorkers(file_threads, name, self._on_error) if file_threads else None
+        # Two batches keep the file threads busy while this thread fills or empties the other one's chunk.
+        self._depth = 2 if file_threads else 1
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more jobs; those queued are finished."""
+        self.queue.close()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; False if the lane hangs in the device."""
+        started = time.monotonic()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        if self._files is None:
+            return True
+        self._files.stop()
+        return self._files.join(max(0.1, timeout_s - (time.monotonic() - started)))
+
+    def fail(self, batch: Batch, reason: str) -> None:
+        """End a batch of which nothing arrived."""
+        self._context.stats.failed(reason, len(batch))
+        route = self._route(batch)
+        nothing: BoolArray = np.zeros(len(batch), dtype=np.bool_)
+        self._record(batch, route, nothing, nothing, 0.0)
+
+    def _run(self) -> None:
+        flights: deque[_Flight] = deque()
+        while True:
+            batch = self.queue.take(wait=not flights)
+            if batch is not None:
+                flight = self._launch(batch, flights)
+                if flight is not None:
+                    flights.append(flight)
+                if len(flights) < self._depth:
+                    continue
+            if flights:
+                self._land(flights.popleft())
+            elif batch is None and self.queue.closed:
+                return
+
+    def _launch(self, batch: Batch, flights: deque[_Flight]) -> _Flight | None:
+        route, started_at = self._route(batch), self._context.clock()
+        if not route.staged:
+            shares = self._workers(Tier.NVME in route.tiers).start(route.straight_step(batch), len(batch))
+            return _Flight(batch, route, started_at, None, None, shares)
+        chunk = self._acquire_chunk(flights)
+        if chunk is None:
+            self.fail(batch, "staging timeout")
+            return None
+        on_file = route.src.tier is Tier.NVME
+        shares = self._workers(on_file).start(route.gather_step(batch, chunk), len(batch))
+        if on_file:
+            return _Flight(batch, route, started_at, chunk, None, shares)
+        arrived = _positions(shares.wait())
+        scatter = route.scatter_step(batch, chunk, arrived)
+        stores = self._workers(route.dst.tier is Tier.NVME).start(scatter, len(arrived))
+        return _Flight(batch, route, started_at, chunk, shares, stores)
+
+    def _acquire_chunk(self, flights: deque[_Flight]) -> StagingChunk | None:
+        """Never waits in line while this lane holds a chunk: two lanes would wait for each other for ever."""
+        staging = self._context.staging
+        if staging is None:
+            return None
+        chunk = staging.try_acquire()
+        while chunk is None and flights:
+            self._land(flights.popleft())
+            chunk = staging.try_acquire()
+        return staging.acquire(STAGING_TIMEOUT_S) if chunk is None else chunk
+
+    def _land(self, flight: _Flight) -> None:
+        moved = flight.shares.wait()
+        staging, route = self._context.staging, flight.route
+        if flight.chunk is None or staging is None:
+            failed = ~moved & ~flight.shares.crashed
+            self._finish(flight, moved, failed if route.straight_reads_source else np.zeros_like(moved))
+            return
+        first = flight.first or flight.shares
+        arrived = _positions(first.ok)
+        if flight.first is None:
+            scatter = route.scatter_step(flight.batch, flight.chunk, arrived)
+            moved = self._inline.start(scatter, len(arrived)).wait()
+        staging.release(flight.chunk)
+        ok: BoolArray = np.zeros(len(flight.batch), dtype=np.bool_)
+        ok[arrived[moved]] = True
+        self._finish(flight, ok, ~first.ok & ~first.crashed)
+
+    def _finish(self, flight: _Flight, ok: BoolArray, bad_source: BoolArray) -> None:
+        stats = self._context.stats
+        stats.failed("source", int(bad_source.sum()))
+        stats.failed("destination", int((~ok & ~bad_source).sum()))
+        self._record(flight.batch, flight.route, ok, bad_source, self._context.clock() - flight.started_at)
+
+    def _record(self, batch: Batch, route: Route, ok: BoolArray, bad_source: BoolArray, busy_s: float) -> None:
+        pending, num_ok = batch.pending, int(ok.sum())
+        pending.ok[batch.start : batch.stop] = ok
+        pending.bad_source[batch.start : batch.stop] = bad_source
+        pending.ended += len(batch)
+        num_bytes = num_ok * route.src.layout.block_bytes
+        self._context.stats.batch_done(route.tiers, num_ok, len(batch) - num_ok, num_bytes, busy_s)
+        if pending.ended == pending.num_blocks:
+            self._context.on_job_end(pending)
+
+    def _route(self, batch: Batch) -> Route:
+        job = batch.pending.job
+        return self._context.routes[(job.src, job.dst)]
+
+    def _workers(self, on_file: bool) -> FileWorkers | InlineWorkers:
+        return self._files if on_file and self._files is not None else self._inline
+
+    def _on_error(self, error: Exception) -> None:
+        self._context.faults.report("unexpected error in a transfer", repr(error))
+
+
+def _positions(ok: BoolArray) -> IntArray:
+    return np.flatnonzero(ok).astype(np.int32)

@@ -1,0 +1,71 @@
+"""How the bytes of a batch go from one pool to another: straight, with the DRAM slabs as buffer, or through staging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash2.pools.base import BlockPool, HostAddressable
+from dflash2.transfer.file_io import Step
+from dflash2.transfer.jobs import Batch
+from dflash2.transfer.staging import StagingChunk, chunk_rows
+from dflash2.types import ByteArray, IntArray, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One ordered pair of pools.
+
+    Attributes:
+        src: pool that is read.
+        dst: pool that is written.
+    """
+
+    src: BlockPool
+    dst: BlockPool
+
+    @property
+    def tiers(self) -> tuple[Tier, Tier]:
+        return (self.src.tier, self.dst.tier)
+
+    @property
+    def staged(self) -> bool:
+        """True where neither pool's memory can be the other's buffer."""
+        return not isinstance(self.src, HostAddressable) and not isinstance(self.dst, HostAddressable)
+
+    @property
+    def straight_reads_source(self) -> bool:
+        """For a route that is not staged: True where the source does the copying, and so a failure is the source's."""
+        return isinstance(self.dst, HostAddressable)
+
+    def straight_step(self, batch: Batch) -> Step:
+        """The only step of a route that is not staged."""
+        src_slots, dst_slots, keys = _slices(batch)
+        if isinstance(self.dst, HostAddressable):
+            slabs = self.dst.slabs
+            return lambda at: self.src.gather(src_slots[at], slabs, dst_slots[at], _pick(keys, at))
+        if isinstance(self.src, HostAddressable):
+            slabs = self.src.slabs
+            return lambda at: self.dst.scatter(dst_slots[at], slabs, src_slots[at], _pick(keys, at))
+        raise TypeError(f"route {self.tiers} needs staging")
+
+    def gather_step(self, batch: Batch, chunk: StagingChunk) -> Step:
+        """First step of a staged route: source to chunk."""
+        src_slots, _, keys = _slices(batch)
+        rows = chunk_rows(len(batch))
+        return lambda at: self.src.gather(src_slots[at], chunk.rows, rows[at], _pick(keys, at))
+
+    def scatter_step(self, batch: Batch, chunk: StagingChunk, arrived: IntArray) -> Step:
+        """Second step of a staged route: those rows of the chunk that arrived, to the destination."""
+        _, dst_slots, keys = _slices(batch)
+        return lambda at: self.dst.scatter(dst_slots[arrived[at]], chunk.rows, arrived[at], _pick(keys, arrived[at]))
+
+
+def _slices(batch: Batch) -> tuple[IntArray, IntArray, ByteArray | None]:
+    job, part = batch.pending.job, slice(batch.start, batch.stop)
+    return job.src_slots[part], job.dst_slots[part], None if job.keys is None else job.keys[part]
+
+
+def _pick(keys: ByteArray | None, at: np.ndarray) -> ByteArray | None:
+    return None if keys is None else keys[at]
