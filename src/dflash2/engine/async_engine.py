@@ -1,0 +1,290 @@
+"""A synchronous engine in a thread of its own, served to asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from dflash2.engine.base import Engine, GenerationRequest, TokenOutput
+from dflash2.errors import CapacityError, DFlash2Error, ModelError, RequestError
+
+logger = logging.getLogger(__name__)
+
+EMPTY_STEP_PAUSE_S = 0.001
+"""Pause after a step that did nothing (every request waits for admission or for a transfer), so as not to spin."""
+STOP_TIMEOUT_S = 10.0
+"""How long ``close()`` waits for the step that is under way."""
+
+
+class EngineStopped(DFlash2Error):
+    """The engine is dead, shutting down or closed; no request can be served by it any more."""
+
+
+class EngineState(Enum):
+    """Life of an ``AsyncEngine``; it only moves down this list."""
+
+    NEW = "new"
+    RUNNING = "running"
+    CLOSING = "closing"
+    """Running requests may finish; new ones are refused."""
+    CLOSED = "closed"
+    DEAD = "dead"
+    """The engine raised; see ``failure``."""
+
+
+class AsyncEngine:
+    """Runs ``engine.step()`` in one thread while there is work, and sleeps otherwise.
+
+    All methods and properties belong to the event loop that called ``start()``; the engine itself is touched by
+    its thread only. What a step produced reaches the loop as one callback, however many requests it served.
+
+    Args:
+        engine: owned from here on; closed by ``close()`` or when it breaks.
+        idle_interval_s: how often ``engine.idle()`` is called while there is no work.
+    """
+
+    def __init__(self, engine: Engine, *, idle_interval_s: float = 0.1) -> None:
+        self._engine = engine
+        self._idle_interval_s = idle_interval_s
+        self.max_context_tokens = engine.max_context_tokens
+        # Owned by the loop.
+        self._state = EngineState.NEW
+        self._failure: Exception | None = None
+        self._streams: dict[str, asyncio.Queue[TokenOutput | Exception]] = {}
+        self._drained = asyncio.Event()
+        self._last_stats: dict[str, Any] = {}
+        self._stats_waiters: list[asyncio.Future[dict[str, Any]]] = []
+        # Shared, guarded by the condition.
+        self._wake = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        # Owned by the thread.
+        self._refused: list[tuple[str, Exception]] = []
+        self._last_idle_s = 0.0
+        self._stalled = False
+        self._thread = threading.Thread(target=self._run, name="dflash2-engine", daemon=True)
+
+    @property
+    def state(self) -> EngineState:
+        """Where in its life the engine is."""
+        return self._state
+
+    @property
+    def failure(self) -> Exception | None:
+        """What killed the engine, if it is dead."""
+        return self._failure
+
+    @property
+    def num_running(self) -> int:
+        """Requests whose consumers are still there."""
+        return len(self._streams)
+
+    async def start(self) -> None:
+        """Start the thread. Call once, from the loop that will consume."""
+        self._loop = asyncio.get_running_loop()
+        self._last_stats = self._engine.stats()
+        self._state = EngineState.RUNNING
+        self._thread.start()
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput, None]:
+        """The outputs of one request, up to and including the one with a ``finish_reason``.
+
+        Closing the iterator early, or cancelling the task that waits in it, cancels the request.
+
+        Raises:
+            EngineStopped: the engine is not running, or stopped before the request ended.
+            RequestTooLarge, RequestError: the engine refuses the request.
+        """
+        self._check_running()
+        if request.request_id in self._streams:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        queue: asyncio.Queue[TokenOutput | Exception] = asyncio.Queue()
+        self._streams[request.request_id] = queue
+        self._submit(partial(self._add, request))
+        ended = False
+        try:
+            while not ended:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    ended = True
+                    raise item
+                ended = item.finish_reason is not None
+                yield item
+        finally:
+            del self._streams[request.request_id]
+            if not ended:
+                self._submit(partial(self._engine.cancel, request.request_id))
+            if not self._streams:
+                self._drained.set()
+
+    async def stats(self) -> dict[str, Any]:
+        """The engine's statistics, taken between two steps; the last known ones once it stopped."""
+        if self._state in (EngineState.RUNNING, EngineState.CLOSING):
+            waiter: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+            self._stats_waiters.append(waiter)
+            if len(self._stats_waiters) == 1:
+                self._submit(self._take_stats)
+            await waiter
+        return self._last_stats
+
+    async def close(self, timeout_s: float) -> bool:
+        """Refuse new requests, let the running ones finish, then stop the thread and close the engine. Idempotent.
+
+        Args:
+            timeout_s: after this, requests still running end with ``EngineStopped``.
+
+        Returns:
+            True if the engine was closed; False if its thread is stuck in a step and was abandoned.
+        """
+        if self._state is EngineState.NEW:
+            self._state = EngineState.CLOSED
+            self._engine.close()
+            return True
+        if self._state is EngineState.RUNNING:
+            self._state = EngineState.CLOSING
+            await self._drain(timeout_s)
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.error("the engine's step does not end; gave up waiting after %.0f s", STOP_TIMEOUT_S)
+            return False
+        return True
+
+    # On the loop.
+
+    def _check_running(self) -> None:
+        if self._state is EngineState.DEAD:
+            raise EngineStopped(f"the engine failed: {self._failure!r}")
+        if self._state is not EngineState.RUNNING:
+            raise EngineStopped(f"the engine is {self._state.value}")
+
+    async def _drain(self, timeout_s: float) -> None:
+        """Wait until no consumer is left; after the deadline end what still runs."""
+        if not self._streams:
+            return
+        self._drained.clear()
+        try:
+            await asyncio.wait_for(self._drained.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            logger.warning("%d requests did not finish within %.0f s and are ended", len(self._streams), timeout_s)
+            for request_id in self._streams:
+                self._submit(partial(self._engine.cancel, request_id))
+            self._end_streams("the server is shutting down")
+
+    def _end_streams(self, reason: str) -> None:
+        for queue in self._streams.values():
+            queue.put_nowait(EngineStopped(reason))
+
+    def _deliver(self, outputs: list[TokenOutput]) -> None:
+        for output in outputs:
+            queue = self._streams.get(output.request_id)
+            if queue is not None:  # its consumer may have left
+                queue.put_nowait(output)
+
+    def _refuse(self, refused: list[tuple[str, Exception]]) -> None:
+        for request_id, error in refused:
+            queue = self._streams.get(request_id)
+            if queue is not None:
+                queue.put_nowait(error)
+
+    def _set_stats(self, stats: dict[str, Any]) -> None:
+        self._last_stats = stats
+        waiters, self._stats_waiters = self._stats_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(stats)
+
+    def _on_thread_end(self, failure: Exception | None) -> None:
+        self._failure = failure
+        self._state = EngineState.CLOSED if failure is None else EngineState.DEAD
+        self._end_streams("the engine is closed" if failure is None else f"the engine failed: {failure!r}")
+        self._set_stats(self._last_stats)
+
+    def _submit(self, command: Callable[[], None]) -> None:
+        """Have the thread run ``command`` before its next step."""
+        with self._wake:
+            self._inbox.append(command)
+            self._wake.notify()
+
+    # In the thread.
+
+    def _run(self) -> None:
+        failure: Exception | None = None
+        try:
+            while self._wait():
+                self._turn()
+            self._finish()
+        except Exception as error:
+            logger.exception("the engine failed; it serves no request any more")
+            failure = error
+        self._call_loop(self._on_thread_end, failure)  # before close(), which may take long
+        try:
+            self._engine.close()
+        except Exception:
+            logger.exception("the engine did not close properly")
+
+    def _wait(self) -> bool:
+        """Sleep while there is nothing to do. False when it is time to stop."""
+        with self._wake:
+            if not self._inbox and not self._stopping:
+                if not self._engine.has_work:
+                    self._wake.wait(self._idle_interval_s)
+                elif self._stalled:
+                    self._wake.wait(EMPTY_STEP_PAUSE_S)
+            return not self._stopping
+
+    def _turn(self) -> None:
+        self._run_commands()
+        now = time.monotonic()
+        if self._engine.has_work:
+            outputs = self._engine.step()
+            self._stalled = not outputs and time.monotonic() - now < EMPTY_STEP_PAUSE_S
+            if outputs:
+                self._call_loop(self._deliver, outputs)
+        elif now - self._last_idle_s >= self._idle_interval_s:
+            self._last_idle_s = now
+            self._engine.idle()
+
+    def _finish(self) -> None:
+        """The consumers have left: give cancelled requests the steps they need to release what they hold."""
+        self._run_commands()
+        deadline = time.monotonic() + STOP_TIMEOUT_S / 2
+        while self._engine.has_work and time.monotonic() < deadline:
+            self._engine.step()
+
+    def _run_commands(self) -> None:
+        with self._wake:
+            commands, self._inbox = self._inbox, deque()
+        for command in commands:
+            command()
+        if self._refused:
+            self._call_loop(self._refuse, self._refused)
+            self._refused = []
+
+    def _add(self, request: GenerationRequest) -> None:
+        try:
+            self._engine.add(request)
+        except (CapacityError, ModelError, RequestError) as error:
+            self._refused.append((request.request_id, error))
+
+    def _take_stats(self) -> None:
+        self._call_loop(self._set_stats, self._engine.stats())
+
+    def _call_loop(self, callback: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            logger.warning("the event loop was closed before the engine; its consumers are gone")
+            with self._wake:
+                self._stopping = True

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
+
+from dflash2.errors import ModelError
+from dflash2.pipeline.tokenizer import LONG_TEXT_CHARS, Tokenizer
+
+
+@pytest.fixture
+def tokenizer():
+    tokenizer = Tokenizer(tiny_hf_tokenizer(), num_threads=1)
+    yield tokenizer
+    tokenizer.close()
+
+
+def test_ids_are_int32_and_come_back(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("é!<|im_end|>", add_special_tokens=False)
+    assert token_ids.dtype == np.int32
+    assert token_ids.tolist() == [*"é!".encode(), 257]
+    assert tokenizer.decode(token_ids.tolist()) == "é!"
+    assert tokenizer.vocab_size == 258
+
+
+def test_an_empty_text_has_no_tokens(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("", add_special_tokens=True).shape == (0,)
+
+
+def test_the_same_off_the_loop(tokenizer: Tokenizer) -> None:
+    names = []
+
+    async def main() -> list[int]:
+        await tokenizer.run(lambda: names.append(threading.current_thread().name), 1)
+        return (await tokenizer.encode_async("ab", add_special_tokens=False)).tolist()
+
+    assert asyncio.run(main()) == [97, 98]
+    assert names[0].startswith("dflash2-tokenizer")
+
+
+def test_a_short_text_is_not_held_behind_a_long_one(tokenizer: Tokenizer) -> None:
+    async def main() -> None:
+        blocker = threading.Event()
+        long = asyncio.create_task(tokenizer.run(lambda: blocker.wait(20), LONG_TEXT_CHARS + 1))
+        short = await tokenizer.encode_async("ab", add_special_tokens=False)
+        assert len(short) == 2
+        assert not long.done()
+        blocker.set()
+        assert await long
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_many_threads_at_once_agree(tokenizer: Tokenizer) -> None:
+    texts = ["x" * n for n in range(200)]
+
+    async def main() -> list[int]:
+        many = Tokenizer(tokenizer.hf, num_threads=4)
+        ids = await asyncio.gather(*(many.encode_async(text, add_special_tokens=False) for text in texts))
+        many.close()
+        return [len(one) for one in ids]
+
+    assert asyncio.run(main()) == list(range(200))
+
+
+def test_a_slow_tokenizer_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        Tokenizer(object())
+
+
+def test_a_folder_is_loaded(tmp_path: Path) -> None:
+    tiny_hf_tokenizer().save_pretrained(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("ab", add_special_tokens=False).tolist() == [97, 98]
+    tokenizer.close()
+
+
+@pytest.mark.parametrize("name", ["nothing-here", "nothing.gguf"])
+def test_what_cannot_be_loaded_is_a_model_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelError, match="nothing"):
+        Tokenizer.load(tmp_path / name)
