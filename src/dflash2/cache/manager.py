@@ -1,0 +1,214 @@
+"""The cache manager: sequences, their blocks, and what is in HBM when a step needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash2.cache.mover import Mover
+from dflash2.cache.prefetcher import Prefetcher
+from dflash2.cache.regret import RegretWatch
+from dflash2.cache.residency import BlockCopier, ResidencyManager
+from dflash2.cache.room import Room
+from dflash2.cache.sequence import Residency, Sequence
+from dflash2.errors import IntegrityError
+from dflash2.monitoring.computed_keys import ComputedKeys
+from dflash2.monitoring.counters import CacheCounters
+from dflash2.policy.base import PlacementPolicy
+from dflash2.table.keys import chain, next_key
+from dflash2.table.page_table import BlockState, PageTable
+from dflash2.table.prefix_index import PrefixIndex
+from dflash2.transfer.base import TransferEngine
+from dflash2.types import IntArray, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Sizes that the cache manager works with."""
+
+    block_size: int
+    """Tokens per block."""
+    block_bytes: int
+    """Payload of one block."""
+    batch_blocks: int
+    """``policy.swap_batch_size``."""
+    prefetch_window: int
+    """``kv_block.prefetch_window``."""
+
+
+class CacheManager:
+    """Owner of the page table; every method runs on one thread and none of them waits.
+
+    A sequence is opened (its cached prefix is found), enters (it is pinned and its blocks come to HBM), takes part in
+    steps (``try_grow`` before, ``advance`` after), leaves when others need the room, and is closed.
+
+    Args:
+        table: page table with the slots of all tiers.
+        policy: judges blocks.
+        transfer: moves bytes between tiers.
+        settings: sizes.
+        copy_in_hbm: for copy-on-write of a forked tail.
+    """
+
+    def __init__(
+        self,
+        table: PageTable,
+        policy: PlacementPolicy,
+        transfer: TransferEngine,
+        settings: CacheSettings,
+        copy_in_hbm: BlockCopier,
+    ) -> None:
+        self.table = table
+        self.policy = policy
+        self.block_size = settings.block_size
+        self.counters = CacheCounters()
+        self.index = PrefixIndex(table)
+        self.mover = Mover(
+            table, self.index, transfer, self.counters, settings.block_bytes, settings.batch_blocks, self._reap
+        )
+        self.room = Room(table, self.index, policy, self.mover, self.counters)
+        self.prefetcher = Prefetcher(table, self.mover, self.counters, settings.prefetch_window)
+        self.regret = RegretWatch(table)
+        self.residency = ResidencyManager(
+            table,
+            policy,
+            self.room,
+            self.mover,
+            self.prefetcher,
+            self.regret,
+            self.counters,
+            block_size=settings.block_size,
+            copy_in_hbm=copy_in_hbm,
+        )
+        self._computed = ComputedKeys()
+        self._open: set[Sequence] = set()
+
+    # -- open and close ------------------------------------------------------------------------------------------
+
+    def peek(self, root: bytes, token_ids: IntArray) -> IntArray:
+        """Ids of the cached prefix blocks of a prompt, without any effect on statistics."""
+        return self.index.longest_prefix(self._reusable_keys(root, token_ids))
+
+    def open(self, request_id: str, root: bytes, token_ids: IntArray) -> Sequence:
+        """Start a sequence with the longest cached prefix of its prompt (at least one token is left to compute).
+
+        Args:
+            request_id: unique among the open ones.
+            root: ``KeyNamespace.root(...)``.
+            token_ids: int32 ``[n]``, the prompt.
+        """
+        keys = self._reusable_keys(root, token_ids)
+        ids = self.index.longest_prefix(keys)
+        num_cached = len(ids) * self.block_size
+        sequence = Sequence(request_id, root, ids, keys=keys[: len(ids)], num_cached_tokens=num_cached)
+        sequence.append_tokens(token_ids[:num_cached])
+        self.table.ref_count[ids] += 1
+        self._open.add(sequence)
+        self.counters.looked_up_tokens += len(token_ids)
+        self._count_hits(ids)
+        return sequence
+
+    def fork(self, sequence: Sequence, request_id: str) -> Sequence:
+        """A second sequence with the same past. All blocks are shared; an OPEN tail is copied by the first to write."""
+        twin = Sequence(request_id, sequence.root, sequence.block_ids.copy(), keys=list(sequence.keys))
+        twin.append_tokens(sequence.tokens)
+        self.table.ref_count[twin.block_ids] += 1
+        self._open.add(twin)
+        return twin
+
+    def close(self, sequence: Sequence) -> None:
+        """End a sequence in whatever state it is. Published blocks stay as cache. Idempotent."""
+        if sequence.closed:
+            return
+        self.residency.leave(sequence)
+        self._release_from(sequence, 0)
+        self._open.discard(sequence)
+        sequence.closed = True
+
+    def truncate(self, sequence: Sequence, num_blocks: int) -> None:
+        """Give up all blocks of a paused sequence from ``num_blocks`` on; their tokens must be computed again."""
+        if sequence.residency is not Residency.PAUSED:
+            raise IntegrityError("only a paused sequence can be truncated")
+        self._release_from(sequence, num_blocks)
+
+    def advance(self, sequence: Sequence, token_ids: IntArray) -> None:
+        """The KV of these tokens (int32 ``[n]``) has been written behind those before; publish what became full."""
+        first = len(sequence.keys)
+        sequence.append_tokens(token_ids)
+        self.counters.computed_tokens += len(token_ids)
+        for position in range(first, sequence.num_tokens // self.block_size):
+            self._seal(sequence, position)
+
+    # -- flush ---------------------------------------------------------------------------------------------------
+
+    def forget_all(self) -> None:
+        """Make everything cached unfindable; blocks of open sequences stay with them, the others are freed."""
+        published = np.flatnonzero(self.table.state == BlockState.PUBLISHED).astype(np.int32)
+        self.index.clear()
+        self._reap(published)
+
+    # -- integrity -----------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if table, index, sequences and promises do not agree."""
+        table = self.table
+        table.check_integrity()
+        self.index.check_integrity()
+        refs = np.zeros(table.num_rows, np.int64)
+        pins = np.zeros(table.num_rows, np.int64)
+        for sequence in self._open:
+            np.add.at(refs, sequence.block_ids, 1)
+            if sequence.residency is not Residency.PAUSED:
+                np.add.at(pins, sequence.block_ids, 1)
+            if sequence.residency is Residency.RESIDENT:
+                there = table.has(sequence.block_ids, Tier.HBM)
+                same = table.slots_of(sequence.block_ids, Tier.HBM) == sequence.hbm_slots
+                if not np.all(there & same):
+                    raise IntegrityError(
+                        f"a block of resident sequence {sequence.request_id} is not where it should be"
+                    )
+        if np.any(refs != table.ref_count) or np.any(pins != table.pin_count):
+            raise IntegrityError("reference or pin counts differ from the open sequences")
+        if self.residency.num_promised != sum(sequence.growth_blocks for sequence in self._open):
+            raise IntegrityError("promised growth does not add up")
+        private = (table.state == BlockState.OPEN) | (table.state == BlockState.SEALED)
+        if np.any(private & (table.ref_count == 0) & (table.busy == 0)):
+            raise IntegrityError("a private block that nobody holds was not freed")
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _reusable_keys(self, root: bytes, token_ids: IntArray) -> list[bytes]:
+        return chain(root, token_ids[: len(token_ids) - 1], self.block_size)
+
+    def _count_hits(self, ids: IntArray) -> None:
+        """Credit each block to the fastest tier that has it."""
+        rest = ids
+        for tier in Tier:
+            there = self.table.has(rest, tier)
+            self.counters.hit_tokens[tier] += int(np.count_nonzero(there)) * self.block_size
+            rest = rest[~there]
+
+    def _seal(self, sequence: Sequence, position: int) -> None:
+        block_id = int(sequence.block_ids[position])
+        parent_key = sequence.keys[-1] if sequence.keys else sequence.root
+        start = position * self.block_size
+        key = next_key(parent_key, sequence.tokens[start : start + self.block_size])
+        sequence.keys.append(key)
+        if self.table.state[block_id] == BlockState.OPEN:
+            self.table.state[block_id] = BlockState.SEALED
+        self.counters.recomputed_tokens += self.block_size if self._computed.note(key) else 0
+        if self.index.try_publish(block_id, key, parent_key, position):
+            self.counters.published_blocks += 1
+
+    def _release_from(self, sequence: Sequence, num_blocks: int) -> None:
+        gone = sequence.block_ids[num_blocks:].copy()
+        sequence.block_ids = sequence.block_ids[:num_blocks].copy()
+        sequence.hbm_slots = sequence.hbm_slots[:0]
+        sequence.keep_tokens(num_blocks * self.block_size)
+        del sequence.keys[num_blocks:]
+        self.table.ref_count[gone] -= 1
+        self._reap(gone)
+
+    def _reap(self, ids: IntArray) -> None:
+        self.room.release(ids)

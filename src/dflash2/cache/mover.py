@@ -1,0 +1,203 @@
+"""Copies between tiers, seen from the page table: begun here, committed here, visible only after that."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash2.monitoring.counters import CacheCounters
+from dflash2.table.page_table import BlockState, PageTable
+from dflash2.table.prefix_index import PrefixIndex
+from dflash2.transfer.base import Completion, CopyJob, TransferEngine
+from dflash2.types import KEY_BYTES, TIERS_BELOW_HBM, IntArray, Tier, Urgency
+
+logger = logging.getLogger(__name__)
+
+WRITE_RETRY_S = 5.0
+"""A tier that failed a write is left alone for so long before the next attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    ids: IntArray
+    generations: npt.NDArray[np.uint32]
+    src: Tier
+    dst: Tier
+    evict_source: bool
+
+
+class Mover:
+    """Begins copies and commits those that have ended.
+
+    Args:
+        table: page table; marked before a copy begins and after it ends.
+        index: gives the keys for NVMe headers and forgets lost blocks.
+        transfer: moves the bytes.
+        counters: what is counted.
+        block_bytes: payload of one block, for byte counts.
+        batch_blocks: largest job (``swap_batch_size``): bounds a burst.
+        reap: called with ids whose copy has ended, to free those that nobody holds any more.
+    """
+
+    def __init__(
+        self,
+        table: PageTable,
+        index: PrefixIndex,
+        transfer: TransferEngine,
+        counters: CacheCounters,
+        block_bytes: int,
+        batch_blocks: int,
+        reap: Callable[[IntArray], None],
+    ) -> None:
+        self._table = table
+        self._index = index
+        self._transfer = transfer
+        self._counters = counters
+        self._block_bytes = block_bytes
+        self.batch_blocks = batch_blocks
+        self._reap = reap
+        self._moves: dict[int, _Move] = {}
+        self._leaving = dict.fromkeys(Tier, 0)
+        self._retry_at = dict.fromkeys(Tier, 0.0)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Jobs that have not been committed."""
+        return len(self._moves)
+
+    def leaving(self, tier: Tier) -> int:
+        """Blocks in flight that will free a slot of ``tier`` when they have arrived elsewhere."""
+        return self._leaving[tier]
+
+    def accepts(self, tier: Tier, now: float) -> bool:
+        """The tier exists and is not resting after a failed write."""
+        return self._table.capacity(tier) > 0 and now >= self._retry_at[tier]
+
+    def copy(
+        self, ids: IntArray, src: Tier, dst: Tier, urgency: Urgency, *, evict_source: bool = False
+    ) -> npt.NDArray[np.int32]:
+        """Begin to copy as many of ``ids``, in order, as ``dst`` has free slots for.
+
+        Args:
+            ids: blocks with a complete copy on ``src`` and none, complete or arriving, on ``dst``.
+            evict_source: give up the source slot when the copy has arrived, unless it is needed by then.
+
+        Returns:
+            The ids begun.
+        """
+        table = self._table
+        ids = ids[: table.num_free(dst)]
+        for start in range(0, len(ids), self.batch_blocks):
+            batch = ids[start : start + self.batch_blocks]
+            slots = table.tiers[dst].try_take(len(batch))
+            assert slots is not None
+            table.place(batch, dst, slots)
+            table.busy[batch] += 1
+            job = CopyJob(src, dst, table.slots_of(batch, src).copy(), slots, urgency, self._headers(batch, dst))
+            move = _Move(batch, table.generation[batch].copy(), src, dst, evict_source)
+            self._moves[self._transfer.submit(job)] = move
+            self._leaving[src] += len(batch) if evict_source else 0
+        return ids
+
+    def poll(self, now: float) -> None:
+        """Commit every copy that has ended."""
+        for completion in self._transfer.poll():
+            self._commit(completion, now)
+
+    def wait(self, ids: IntArray, timeout_s: float, now: float) -> bool:
+        """Wait until no copy of these blocks is in flight, then commit.
+
+        Returns:
+            False if the time was up first.
+        """
+        wanted = set(ids.tolist())
+        tickets = [ticket for ticket, move in self._moves.items() if not wanted.isdisjoint(move.ids.tolist())]
+        ended = self._transfer.wait(tickets, timeout_s)
+        self.poll(now)
+        return ended
+
+    def wait_any(self, timeout_s: float, now: float) -> None:
+        """Wait for the oldest copy in flight, then commit what has ended."""
+        if self._moves:
+            self._transfer.wait([next(iter(self._moves))], timeout_s)
+        self.poll(now)
+
+    def _headers(self, ids: IntArray, dst: Tier) -> npt.NDArray[np.uint8] | None:
+        """Keys for the NVMe headers; a block without a published key gets zeros and is never adopted."""
+        if dst is not Tier.NVME:
+            return None
+        keys = (self._index.key_of(int(block_id)) or bytes(KEY_BYTES) for block_id in ids)
+        return np.frombuffer(b"".join(keys), np.uint8).reshape(len(ids), KEY_BYTES)
+
+    def _commit(self, completion: Completion, now: float) -> None:
+        table = self._table
+        move = self._moves.pop(completion.ticket)
+        ids, src, dst = move.ids, move.src, move.dst
+        self._leaving[src] -= len(ids) if move.evict_source else 0
+        table.busy[ids] -= 1
+        arrived = ids[completion.ok]
+        failed = ids[~completion.ok]
+        table.settle(arrived, dst)
+        table.drop(failed, dst)
+        self._count(len(arrived), src, dst)
+        if len(failed):
+            self._note_failure(failed, completion, now)
+        written_since = table.generation[ids] != move.generations
+        self._drop_stale(ids[written_since])
+        if move.evict_source:
+            self._evict(arrived[~written_since[completion.ok]], src)
+        self._reap(ids)
+
+    def _evict(self, ids: IntArray, src: Tier) -> None:
+        """Give up source slots, except where the block is in use or another copy reads from it."""
+        table = self._table
+        free = (table.busy[ids] == 0) & table.has(ids, src)
+        if src is Tier.HBM:
+            free &= table.pin_count[ids] == 0
+        table.drop(ids[free], src)
+
+    def _drop_stale(self, ids: IntArray) -> None:
+        """Blocks written while they were copied: only the copy in HBM is true."""
+        idle = ids[self._table.busy[ids] == 0]
+        for tier in TIERS_BELOW_HBM:
+            self._table.drop(idle[self._table.has(idle, tier)], tier)
+
+    def _note_failure(self, failed: IntArray, completion: Completion, now: float) -> None:
+        table = self._table
+        job = completion.job
+        self._counters.failed_copies += len(failed)
+        bad = failed[completion.bad_source[~completion.ok]]
+        if len(bad) < len(failed) and job.dst is Tier.NVME:
+            self._retry_at[Tier.NVME] = now + WRITE_RETRY_S
+        bad = bad[table.has(bad, job.src)]
+        table.drop(bad, job.src, retire=job.src is Tier.NVME)
+        lost = bad[table.present[bad] == 0]
+        self._counters.lost_blocks += len(lost)
+        for block_id in lost:
+            if table.state[block_id] == BlockState.PUBLISHED:
+                self._reap(np.array(self._index.unpublish(int(block_id)), np.int32))
+        logger.warning(
+            "%d of %d blocks could not be copied from %s to %s; %d of them have no copy left and will be recomputed",
+            len(failed),
+            len(job.src_slots),
+            job.src.label,
+            job.dst.label,
+            len(lost),
+        )
+
+    def _count(self, num: int, src: Tier, dst: Tier) -> None:
+        counters = self._counters
+        if dst is Tier.HBM:
+            counters.swap_in_blocks += num
+            counters.swap_in_bytes += num * self._block_bytes
+        if src is Tier.HBM:
+            counters.swap_out_blocks += num
+            counters.swap_out_bytes += num * self._block_bytes
+        if dst is Tier.NVME:
+            counters.demoted_to_nvme_blocks += num
+        if src is Tier.NVME:
+            counters.loaded_from_nvme_blocks += num

@@ -1,0 +1,81 @@
+"""Brings blocks nearer ahead of need: conservative, counted, never at another block's cost (R-3.4)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash2.cache.mover import Mover
+from dflash2.monitoring.counters import CacheCounters
+from dflash2.policy.prefetch import PrefetchWindow
+from dflash2.table.page_table import TIER_BIT, PageTable
+from dflash2.types import IntArray, Tier, Urgency
+
+
+class Prefetcher:
+    """Takes free slots only, so that no prefetch ever evicts anything.
+
+    Args:
+        table: page table.
+        mover: begins the copies.
+        counters: outcomes are counted there.
+        window: ``kv_block.prefetch_window``, blocks in flight or not used yet.
+    """
+
+    def __init__(self, table: PageTable, mover: Mover, counters: CacheCounters, window: int) -> None:
+        self._table = table
+        self._mover = mover
+        self._counters = counters
+        self.window = PrefetchWindow(window)
+        self._outstanding: dict[int, Tier] = {}
+
+    def run(self, upcoming: IntArray, spare_hbm_slots: int) -> None:
+        """Prefetch for sequences that run next.
+
+        Args:
+            upcoming: int32, blocks in the order in which they will be needed.
+            spare_hbm_slots: HBM slots that may be used for this.
+        """
+        self._drop_wasted()
+        allowed = self.window.update(has_room=spare_hbm_slots > 0) - len(self._outstanding)
+        if allowed <= 0 or not len(upcoming):
+            return
+        table = self._table
+        away = upcoming[(table.present[upcoming] != 0) & ~table.has(upcoming, Tier.HBM)]
+        away = away[table.arriving[away] == 0]
+        to_hbm = away[: min(allowed, spare_hbm_slots)]
+        for src in (Tier.DRAM, Tier.NVME):
+            fastest = table.has(to_hbm, src)
+            self._begin(to_hbm[fastest], src, Tier.HBM)
+            to_hbm = to_hbm[~fastest]
+        on_nvme_only = away[table.present[away] == TIER_BIT[Tier.NVME]]
+        on_nvme_only = on_nvme_only[table.arriving[on_nvme_only] == 0]
+        self._begin(on_nvme_only[: max(0, allowed - spare_hbm_slots)], Tier.NVME, Tier.DRAM)
+
+    def note_needed(self, ids: IntArray) -> None:
+        """These blocks are needed now: settle the outcome of those that were prefetched."""
+        if not self._outstanding:
+            return
+        for block_id in self._outstanding.keys() & set(ids.tolist()):
+            tier = self._outstanding.pop(block_id)
+            if self._table.present[block_id] & TIER_BIT[tier]:
+                self._counters.prefetch_used_blocks += 1
+                self.window.note(used=1)
+            else:
+                self._counters.prefetch_late_blocks += 1
+
+    def _begin(self, ids: IntArray, src: Tier, dst: Tier) -> None:
+        begun = self._mover.copy(ids, src, dst, Urgency.SPECULATIVE)
+        self._counters.prefetch_issued_blocks += len(begun)
+        self._outstanding.update(dict.fromkeys(begun.tolist(), dst))
+
+    def _drop_wasted(self) -> None:
+        """Prefetched copies that were given up before anybody used them."""
+        if not self._outstanding:
+            return
+        ids = np.fromiter(self._outstanding, np.int32, len(self._outstanding))
+        for block_id in ids.tolist():
+            bit = TIER_BIT[self._outstanding[block_id]]
+            if not (self._table.present[block_id] | self._table.arriving[block_id]) & bit:
+                del self._outstanding[block_id]
+                self._counters.prefetch_wasted_blocks += 1
+                self.window.note(wasted=1)

@@ -1,0 +1,107 @@
+"""Keeps room ahead of need: copies cold blocks down early and frees them before anybody has to wait (R-3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash2.cache.manager import CacheManager
+from dflash2.policy.adaptive import AdaptiveThreshold
+from dflash2.table.page_table import TIER_BIT, BlockState
+from dflash2.types import IntArray, Tier, Urgency
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Shares of a tier's slots: demotion starts above ``high`` and stops below ``low``."""
+
+    high: float
+    low: float
+
+
+class Rebalancer:
+    """Runs between steps; a batch at a time, so that no burst is larger than ``swap_batch_size`` blocks.
+
+    Args:
+        cache: the manager whose blocks it moves.
+        watermarks: for HBM and DRAM alike.
+        refresh_interval_s: how often heat is recomputed.
+        guard: moves the threshold when demotions are regretted; None to leave it where it is.
+    """
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        watermarks: Watermarks,
+        refresh_interval_s: float,
+        guard: AdaptiveThreshold | None,
+    ) -> None:
+        self._cache = cache
+        self.watermarks = watermarks
+        self.refresh_interval_s = refresh_interval_s
+        self.guard = guard
+        self._next_refresh = -np.inf
+
+    def run(self, leaving_next: IntArray, now: float) -> None:
+        """One round.
+
+        Args:
+            leaving_next: int32, blocks of resident sequences that will have to make room soon.
+            now: the step's time.
+        """
+        if now >= self._next_refresh:
+            self._next_refresh = now + self.refresh_interval_s
+            self._refresh(now)
+        for tier in (Tier.HBM, Tier.DRAM):
+            self._demote_cold(tier, now)
+        self._copy_early(leaving_next, now)
+
+    def spare_hbm_slots(self) -> int:
+        """Free HBM slots above what the high watermark keeps for new blocks."""
+        table = self._cache.table
+        kept = int((1.0 - self.watermarks.high) * table.capacity(Tier.HBM))
+        return max(0, table.num_free(Tier.HBM) - kept)
+
+    def _refresh(self, now: float) -> None:
+        cache = self._cache
+        cache.policy.refresh(cache.table, now)
+        cache.regret.horizon_s = cache.policy.horizon_s(now)
+        if self.guard is not None:
+            self.guard.note(*cache.regret.take())
+            cache.policy.cold_threshold = self.guard.update()
+
+    def _demote_cold(self, tier: Tier, now: float) -> None:
+        """Above the high watermark: free the coldest down to the low one, a batch a round."""
+        cache = self._cache
+        table = cache.table
+        capacity = table.capacity(tier)
+        used = table.num_used(tier) - cache.mover.leaving(tier)
+        if not capacity or used <= self.watermarks.high * capacity:
+            return
+        wanted = min(int(used - self.watermarks.low * capacity), cache.mover.batch_blocks)
+        idle = cache.room.idle(tier)
+        cold = idle[cache.policy.is_cold(table, idle, now)]
+        victims = cache.policy.order(table, cold, wanted, now)
+        if tier is Tier.HBM:
+            victims = cache.room.free_clean(victims)
+        else:
+            elsewhere = (table.present[victims] & ~TIER_BIT[tier]) != 0
+            table.drop(victims[elsewhere], tier)
+            victims = victims[~elsewhere]
+        begun = cache.room.demote(victims, tier, now)
+        if tier is Tier.HBM:
+            cache.regret.note_demoted(begun, now)
+
+    def _copy_early(self, leaving_next: IntArray, now: float) -> None:
+        """Copy full blocks that will be demoted soon into free DRAM slots: freeing them later costs nothing."""
+        cache = self._cache
+        table = cache.table
+        kept = int((1.0 - self.watermarks.high) * table.capacity(Tier.DRAM))
+        spare = min(table.num_free(Tier.DRAM) - kept, cache.mover.batch_blocks)
+        if spare <= 0 or cache.mover.num_in_flight:
+            return
+        full = (table.state[leaving_next] == BlockState.SEALED) | (table.state[leaving_next] == BlockState.PUBLISHED)
+        only_hbm = table.present[leaving_next] == TIER_BIT[Tier.HBM]
+        idle = (table.arriving[leaving_next] == 0) & (table.busy[leaving_next] == 0)
+        cache.mover.copy(leaving_next[full & only_hbm & idle][:spare], Tier.HBM, Tier.DRAM, Urgency.SPECULATIVE)

@@ -1,0 +1,219 @@
+"""Who is in HBM: pins, promises of room to grow, and the blocks that a step writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dflash2.cache.mover import Mover
+from dflash2.cache.prefetcher import Prefetcher
+from dflash2.cache.regret import RegretWatch
+from dflash2.cache.room import Room
+from dflash2.cache.sequence import Residency, Sequence
+from dflash2.errors import IntegrityError
+from dflash2.monitoring.counters import CacheCounters
+from dflash2.policy.base import PlacementPolicy
+from dflash2.table.page_table import BlockState, PageTable
+from dflash2.types import TIERS_BELOW_HBM, IntArray, Tier, Urgency
+
+BlockCopier = Callable[[IntArray, IntArray], None]
+"""Copies HBM slots onto HBM slots, ordered with the steps that read and write them."""
+
+
+class ResidencyManager:
+    """Brings sequences into HBM and keeps them there while they are pinned.
+
+    Distinct pinned blocks plus all promised growth never exceed HBM, so whatever a pinned sequence was promised it can
+    have: at worst after a demotion that has been begun.
+    """
+
+    def __init__(
+        self,
+        table: PageTable,
+        policy: PlacementPolicy,
+        room: Room,
+        mover: Mover,
+        prefetcher: Prefetcher,
+        regret: RegretWatch,
+        counters: CacheCounters,
+        *,
+        block_size: int,
+        copy_in_hbm: BlockCopier,
+    ) -> None:
+        self._table = table
+        self._policy = policy
+        self._room = room
+        self._mover = mover
+        self._prefetcher = prefetcher
+        self._regret = regret
+        self._counters = counters
+        self._block_size = block_size
+        self._copy_in_hbm = copy_in_hbm
+        self.num_promised = 0
+        """HBM blocks promised to pinned sequences and not taken yet."""
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def try_enter(self, sequence: Sequence, growth_tokens: int, now: float) -> bool:
+        """Pin a paused sequence, promise it room for ``growth_tokens`` more, and begin to load what is not in HBM.
+
+        Returns:
+            False, and no change, if the pinned blocks and the promises would not fit HBM together.
+        """
+        table, ids = self._table, sequence.block_ids
+        growth = self._growth_blocks(sequence, growth_tokens)
+        unpinned = int(np.count_nonzero(table.pin_count[ids] == 0))
+        if table.num_pinned + self.num_promised + unpinned + growth > table.capacity(Tier.HBM):
+            return False
+        in_hbm = table.has(ids, Tier.HBM)
+        self._counters.used_blocks += len(ids)
+        self._counters.used_in_hbm_blocks += int(np.count_nonzero(in_hbm))
+        self._prefetcher.note_needed(ids)
+        self._regret.note_needed(ids[~in_hbm], now)
+        table.pin(ids)
+        table.next_use[ids] = np.inf
+        self._policy.on_use(table, ids, now)
+        sequence.growth_blocks = growth
+        self.num_promised += growth
+        sequence.residency = Residency.ENTERING
+        sequence.entered_s = now
+        self.advance_entering(sequence, now)
+        return True
+
+    def try_extend(self, sequence: Sequence, growth_tokens: int) -> bool:
+        """Raise a pinned sequence's promise so that ``growth_tokens`` more fit; False and no change if they do not."""
+        more = self._growth_blocks(sequence, growth_tokens) - sequence.growth_blocks
+        if more <= 0:
+            return True
+        if self._table.num_pinned + self.num_promised + more > self._table.capacity(Tier.HBM):
+            return False
+        sequence.growth_blocks += more
+        self.num_promised += more
+        return True
+
+    def advance_entering(self, sequence: Sequence, now: float) -> bool:
+        """Carry an ENTERING sequence on as far as slots allow.
+
+        Returns:
+            True once it is RESIDENT.
+        """
+        table, ids = self._table, sequence.block_ids
+        absent = ids[~table.has(ids, Tier.HBM)]
+        if len(absent):
+            waiting = absent[(table.arriving[absent] == 0) & (table.present[absent] != 0)]
+            if len(waiting):
+                self._room.make(Tier.HBM, len(waiting), now)
+                self.load(waiting, Urgency.DEMAND)
+            return False
+        self._drop_below_if_open(ids)
+        sequence.hbm_slots = table.slots_of(ids, Tier.HBM)
+        sequence.residency = Residency.RESIDENT
+        return True
+
+    def load(self, ids: IntArray, urgency: Urgency) -> None:
+        """Begin to copy blocks to HBM from the fastest tier that has them, as far as free slots go."""
+        from_dram = self._table.has(ids, Tier.DRAM)
+        self._mover.copy(ids[from_dram], Tier.DRAM, Tier.HBM, urgency)
+        self._mover.copy(ids[~from_dram], Tier.NVME, Tier.HBM, urgency)
+
+    def first_lost(self, sequence: Sequence) -> int | None:
+        """Index of the first block that no tier can give back any more, or None."""
+        lost = np.flatnonzero(self._table.present[sequence.block_ids] == 0)
+        return int(lost[0]) if len(lost) else None
+
+    def leave(self, sequence: Sequence) -> None:
+        """Unpin a sequence between two steps: its blocks may be moved. No effect on a paused one."""
+        if sequence.residency is Residency.PAUSED:
+            return
+        self._table.unpin(sequence.block_ids)
+        self.num_promised -= sequence.growth_blocks
+        sequence.growth_blocks = 0
+        sequence.residency = Residency.PAUSED
+
+    def expect(self, sequence: Sequence, at: float) -> None:
+        """The queue knows when this paused sequence runs next; where several share blocks, the one told last counts."""
+        ids = sequence.block_ids
+        self._table.next_use[ids] = at
+
+    def try_grow(self, sequence: Sequence, num_new_tokens: int, now: float) -> bool:
+        """Take the blocks that a resident sequence's next ``num_new_tokens`` tokens will be written to.
+
+        Returns:
+            False, and no change, if a slot is still on its way; what frees it has been begun.
+        """
+        if sequence.residency is not Residency.RESIDENT:
+            raise IntegrityError(f"sequence {sequence.request_id} is not resident")
+        shared_tail = self._shared_tail(sequence)
+        count = self._growth_blocks(sequence, num_new_tokens)
+        if count > sequence.growth_blocks and not self.try_extend(sequence, num_new_tokens):
+            return False
+        if count:
+            new = self._try_new_blocks(len(sequence.block_ids) - int(shared_tail), count, now)
+            if new is None:
+                return False
+            if shared_tail:
+                self._replace_tail(sequence, new[:1])
+                new = new[1:]
+            self._append(sequence, new)
+            sequence.growth_blocks -= count
+            self.num_promised -= count
+        self._mark_written(sequence, num_new_tokens)
+        return True
+
+    def _growth_blocks(self, sequence: Sequence, num_new_tokens: int) -> int:
+        more = self.blocks_for(sequence.num_tokens + num_new_tokens) - len(sequence.block_ids)
+        return max(0, more) + int(num_new_tokens > 0 and self._shared_tail(sequence))
+
+    def _shared_tail(self, sequence: Sequence) -> bool:
+        """The next token would be written into a block that another sequence holds too."""
+        if len(sequence.block_ids) == 0 or sequence.num_tokens % self._block_size == 0:
+            return False
+        return bool(self._table.ref_count[sequence.block_ids[-1]] > 1)
+
+    def _try_new_blocks(self, position: int, count: int, now: float) -> IntArray | None:
+        """OPEN, pinned blocks in HBM; None and no change if slots or rows are not free yet."""
+        table = self._table
+        if not self._room.make(Tier.HBM, count, now):
+            return None
+        ids = table.try_allocate(count)
+        if ids is None:
+            return None
+        slots = table.tiers[Tier.HBM].try_take(count)
+        assert slots is not None
+        table.place(ids, Tier.HBM, slots)
+        table.settle(ids, Tier.HBM)
+        table.position[ids] = np.arange(position, position + count)
+        table.ref_count[ids] = 1
+        table.pin(ids)
+        self._policy.on_allocate(table, ids, now)
+        return ids
+
+    def _append(self, sequence: Sequence, new: IntArray) -> None:
+        sequence.block_ids = np.concatenate([sequence.block_ids, new])
+        sequence.hbm_slots = np.concatenate([sequence.hbm_slots, self._table.slots_of(new, Tier.HBM)])
+
+    def _replace_tail(self, sequence: Sequence, new: IntArray) -> None:
+        """Copy-on-write: the sequence gets a tail of its own."""
+        table = self._table
+        old = sequence.block_ids[-1:].copy()
+        self._copy_in_hbm(table.slots_of(old, Tier.HBM), table.slots_of(new, Tier.HBM))
+        table.unpin(old)
+        table.ref_count[old] -= 1
+        sequence.block_ids[-1:] = new
+        sequence.hbm_slots[-1:] = table.slots_of(new, Tier.HBM)
+        self._room.release(old)
+
+    def _mark_written(self, sequence: Sequence, num_new_tokens: int) -> None:
+        """Copies of the blocks about to be written are stale, those in flight included."""
+        first = sequence.num_tokens // self._block_size
+        written = sequence.block_ids[first : self.blocks_for(sequence.num_tokens + num_new_tokens)]
+        self._table.generation[written] += 1
+        self._drop_below_if_open(written)
+
+    def _drop_below_if_open(self, ids: IntArray) -> None:
+        table = self._table
+        idle = ids[(table.state[ids] == BlockState.OPEN) & (table.busy[ids] == 0)]
+        for tier in TIERS_BELOW_HBM:
+            table.drop(idle[table.has(idle, tier)], tier)

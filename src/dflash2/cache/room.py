@@ -1,0 +1,128 @@
+"""Making room on a tier: what is given up, what is pushed down, and in which order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash2.cache.mover import Mover
+from dflash2.monitoring.counters import CacheCounters
+from dflash2.policy.base import PlacementPolicy
+from dflash2.table.page_table import TIER_BIT, BlockState, PageTable
+from dflash2.table.prefix_index import PrefixIndex
+from dflash2.types import TIERS_BELOW_HBM, IntArray, Tier, Urgency
+
+SURPLUS = 4
+"""Candidates looked at per block to forget: some still have followers at first."""
+
+
+class Room:
+    """Frees slots. Nothing here waits: what needs a copy first is begun and counts when it has arrived.
+
+    The order everywhere: copies that exist elsewhere too (free), then demotion of the least valuable (a copy), then
+    cached blocks that nobody holds (lost, recomputed if ever needed). Blocks of open requests are never lost.
+    """
+
+    def __init__(
+        self,
+        table: PageTable,
+        index: PrefixIndex,
+        policy: PlacementPolicy,
+        mover: Mover,
+        counters: CacheCounters,
+    ) -> None:
+        self._table = table
+        self._index = index
+        self._policy = policy
+        self._mover = mover
+        self._counters = counters
+
+    def make(self, tier: Tier, count: int, now: float) -> bool:
+        """Whether ``count`` slots of ``tier`` are free now; if not, begin what will free them."""
+        table = self._table
+        if table.num_free(tier) >= count:
+            return True
+        self._free_duplicates(tier, count - table.num_free(tier), now)
+        short = count - table.num_free(tier) - self._mover.leaving(tier)
+        if short > 0:
+            idle = self.idle(tier)
+            alone = idle[table.present[idle] == TIER_BIT[tier]]
+            self.demote(self._policy.order(table, alone, short, now), tier, now)
+        short = count - table.num_free(tier) - self._mover.leaving(tier)
+        if short > 0:
+            self._forget(tier, short, now)
+        return table.num_free(tier) >= count
+
+    def idle(self, tier: Tier) -> IntArray:
+        """Blocks whose slot on ``tier`` may be given up: no copy in flight and, in HBM, no pin."""
+        table = self._table
+        ids = table.on_tier(tier)
+        free = table.busy[ids] == 0
+        if tier is Tier.HBM:
+            free &= table.pin_count[ids] == 0
+        idle: IntArray = ids[free]
+        return idle
+
+    def demote(self, ids: IntArray, src: Tier, now: float, urgency: Urgency = Urgency.DEMOTION) -> IntArray:
+        """Begin to push ``ids`` down from ``src``, as far as the tiers below have or can make room at once.
+
+        Returns:
+            The ids begun.
+        """
+        begun: list[IntArray] = []
+        for dst in TIERS_BELOW_HBM:
+            if dst <= src or not len(ids) or not self._mover.accepts(dst, now):
+                continue
+            self.make(dst, len(ids), now)
+            moved = self._mover.copy(ids, src, dst, urgency, evict_source=True)
+            begun.append(moved)
+            ids = ids[len(moved) :]
+            if self._mover.leaving(dst):
+                break  # room is coming one tier down; going around it would put warm blocks on the slow tier
+        return np.concatenate(begun) if begun else ids[:0]
+
+    def free_clean(self, ids: IntArray) -> IntArray:
+        """Give up the HBM slots of those ``ids`` that have a copy below.
+
+        Returns:
+            The others.
+        """
+        below = np.uint8(TIER_BIT[Tier.DRAM] | TIER_BIT[Tier.NVME])
+        clean = (self._table.present[ids] & below) != 0
+        self._table.drop(ids[clean], Tier.HBM)
+        self._counters.freed_clean_blocks += int(np.count_nonzero(clean))
+        dirty: IntArray = ids[~clean]
+        return dirty
+
+    def _free_duplicates(self, tier: Tier, count: int, now: float) -> None:
+        table = self._table
+        idle = self.idle(tier)
+        elsewhere = idle[(table.present[idle] & ~TIER_BIT[tier]) != 0]
+        victims = self._policy.order(table, elsewhere, count, now)
+        if tier is Tier.HBM:
+            self.free_clean(victims)
+        else:
+            table.drop(victims, tier)
+
+    def _forget(self, tier: Tier, count: int, now: float) -> None:
+        """Give up cached blocks that nobody holds, followers before their parents."""
+        table = self._table
+        idle = self.idle(tier)
+        unheld = idle[(table.ref_count[idle] == 0) & (table.state[idle] == BlockState.PUBLISHED)]
+        for block_id in self._policy.order(table, unheld, SURPLUS * count, now):
+            if count <= 0:
+                break
+            if table.num_children[block_id] == 0:
+                self._index.unpublish(int(block_id))
+                self.release(np.array([block_id], np.int32))
+                self._counters.dropped_blocks += 1
+                count -= 1
+
+    def release(self, ids: IntArray) -> None:
+        """Free those of ``ids`` that nobody holds, that are not published and not being copied."""
+        table = self._table
+        unheld = (table.ref_count[ids] == 0) & (table.busy[ids] == 0)
+        unheld &= (table.state[ids] == BlockState.OPEN) | (table.state[ids] == BlockState.SEALED)
+        gone = ids[unheld]
+        for tier in Tier:
+            table.drop(gone[table.has(gone, tier)], tier)
+        table.free(gone)

@@ -1,0 +1,54 @@
+"""HBM only: what does not fit is dropped and computed again. The fallback, and the setting to compare with."""
+
+from __future__ import annotations
+
+from dflash2.engine.request_state import RequestState
+from dflash2.engine.scheduler import Scheduler
+
+
+class RecomputeScheduler(Scheduler):
+    """Admits a request when its prompt fits beside the others, and drops the youngest when a running one cannot grow.
+
+    Dropped requests wait at the head of the queue; their full blocks stay cached until others need the room, so only
+    what was really given up is computed again.
+    """
+
+    def upcoming(self) -> list[RequestState]:
+        return []
+
+    def leaving_next(self) -> list[RequestState]:
+        return []
+
+    def _admit(self, now: float) -> None:
+        while self.waiting and self.num_running < self.limits.max_running:
+            state = self.waiting[0]
+            request = state.request
+            sequence = self.runtime.open_unreserved(
+                request.request_id, state.tokens, adapter=request.adapter, tenant_salt=request.tenant_salt
+            )
+            if not self.runtime.try_enter(sequence, state.num_tokens - sequence.num_tokens):
+                self.runtime.close(sequence)
+                return
+            self.waiting.popleft()
+            if state.num_output_tokens == 0:
+                state.num_cached_tokens = sequence.num_cached_tokens
+                self.counters.admitted_requests += 1
+            state.sequence = sequence
+            self.resident.append(state)
+
+    def _make_resident(self, now: float) -> None:
+        """Admitted requests are resident from the start; one cut back after a fault enters again."""
+        for state in list(self.paused):
+            if self.runtime.try_enter(state.blocks, state.num_uncomputed):
+                self.paused.remove(state)
+                self.resident.append(state)
+
+    def _on_no_room(self, state: RequestState) -> bool:
+        """Drop the youngest; if that is the one that wants to grow, it goes itself."""
+        youngest = self.resident[-1]
+        self.resident.remove(youngest)
+        self.runtime.close(youngest.blocks)
+        youngest.sequence = None
+        self.waiting.appendleft(youngest)
+        self.counters.preemptions_recomputed += 1
+        return youngest is not state

@@ -1,0 +1,284 @@
+"""The runtime: what an engine talks to. One thread drives it; nothing here waits unless the name says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dflash2.cache.manager import CacheManager
+from dflash2.cache.rebalance import Rebalancer
+from dflash2.cache.reservation import ReservationLedger
+from dflash2.cache.sequence import Residency, Sequence
+from dflash2.errors import CapacityError, DeadlineExceeded
+from dflash2.pools.base import BlockPool
+from dflash2.table.keys import KeyNamespace
+from dflash2.transfer.base import TransferEngine
+from dflash2.types import TIERS_BELOW_HBM, IntArray, KVLayout, Tier
+
+POLL_S = 0.05
+"""Longest single wait inside a bounded one; a completion ends it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeParts:
+    """What ``build`` puts together for a runtime."""
+
+    layout: KVLayout
+    pools: dict[Tier, BlockPool]
+    transfer: TransferEngine
+    cache: CacheManager
+    ledger: ReservationLedger
+    rebalancer: Rebalancer
+    fallback_reason: str | None
+    """Why DFlash2 is off and this is a plain cache in HBM; None when it is on."""
+
+
+class Runtime:
+    """Memory of one rank: sequences in, HBM slots out.
+
+    The order for an engine of your own: ``open`` a sequence for a prompt (None: no room yet), then for each step
+    ``prepare_step`` with the sequences that take part, run the model on the slots it names, ``complete_step`` with the
+    tokens whose KV was written; ``pause`` a sequence to let others have its HBM; ``close`` it at the end; ``rebalance``
+    between steps. All from one thread.
+
+    Args:
+        parts: see ``RuntimeParts``.
+        namespace: what KV depends on besides the tokens.
+        clock: seconds; carried through every decision, so that ranks with the same clock decide alike.
+    """
+
+    def __init__(
+        self, parts: RuntimeParts, namespace: KeyNamespace, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.layout = parts.layout
+        self.pools = parts.pools
+        self.cache = parts.cache
+        self.ledger = parts.ledger
+        self.fallback_reason = parts.fallback_reason
+        self.clock = clock
+        self._transfer = parts.transfer
+        self._rebalancer = parts.rebalancer
+        self._namespace = namespace
+        self._closed = False
+
+    @property
+    def can_swap(self) -> bool:
+        """There is a tier below HBM."""
+        return any(self.cache.table.capacity(tier) for tier in TIERS_BELOW_HBM)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        request_id: str,
+        token_ids: IntArray,
+        max_new_tokens: int,
+        *,
+        adapter: str | None = None,
+        tenant_salt: str | None = None,
+    ) -> Sequence | None:
+        """Reserve blocks for a request and look up its cached prefix.
+
+        Args:
+            request_id: unique among the open requests.
+            token_ids: int32 ``[n]``, the prompt.
+            max_new_tokens: the most tokens that will follow.
+            adapter: LoRA adapter; None for the base model.
+            tenant_salt: only requests with the same salt share blocks.
+
+        Returns:
+            The sequence, or None if its blocks are not to be had now (nothing has changed).
+
+        Raises:
+            RequestTooLarge: they never will be.
+        """
+        needed = self.cache.residency.blocks_for(len(token_ids) + max_new_tokens)
+        if not self.ledger.try_reserve(request_id, needed):
+            self.cache.counters.reservations_refused += 1
+            return None
+        self.cache.counters.reservations += 1
+        return self.open_unreserved(request_id, token_ids, adapter=adapter, tenant_salt=tenant_salt)
+
+    def open_unreserved(
+        self, request_id: str, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None
+    ) -> Sequence:
+        """As ``open``, without a promise: for engines that recompute when memory is short."""
+        return self.cache.open(request_id, self._namespace.root(adapter, tenant_salt), token_ids)
+
+    def close(self, sequence: Sequence) -> None:
+        """End a request in whatever state it is; its full blocks stay as cache. Idempotent."""
+        if not sequence.closed:
+            self.cache.close(sequence)
+            if self.ledger.holds(sequence.request_id):
+                self.ledger.release(sequence.request_id)
+
+    # -- residency -----------------------------------------------------------------------------------------------
+
+    def try_enter(self, sequence: Sequence, growth_tokens: int) -> bool:
+        """Begin to bring a paused sequence into HBM, with room for ``growth_tokens`` more.
+
+        Returns:
+            False if HBM cannot hold it together with those already in; nothing has changed.
+        """
+        return self.cache.residency.try_enter(sequence, growth_tokens, self.clock())
+
+    def advance_entering(self, sequence: Sequence) -> bool:
+        """Carry on what ``try_enter`` began; True once a step may use the sequence."""
+        return self.cache.residency.advance_entering(sequence, self.clock())
+
+    def pause(self, sequence: Sequence) -> None:
+        """Let others have its HBM: its blocks may be swapped out from now on. Nothing is lost."""
+        self.cache.residency.leave(sequence)
+
+    def recover(self, sequence: Sequence, *, give_up_loads: bool = False) -> int | None:
+        """Cut an entering sequence back to what can still be had, after a copy was lost or took too long.
+
+        Args:
+            sequence: is paused by this if it has to be cut.
+            give_up_loads: cut before the first block that is not in HBM yet, too.
+
+        Returns:
+            Number of tokens left, whose successors must be computed again; None if nothing is missing.
+        """
+        cache = self.cache
+        keep = cache.residency.first_lost(sequence)
+        if keep is None and give_up_loads:
+            absent = np.flatnonzero(~cache.table.has(sequence.block_ids, Tier.HBM))
+            keep = int(absent[0]) if len(absent) else None
+        if keep is None:
+            return None
+        cache.residency.leave(sequence)
+        cache.truncate(sequence, keep)
+        return sequence.num_tokens
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def prepare_step(self, work: list[tuple[Sequence, int]], timeout_s: float = 30.0) -> list[IntArray]:
+        """Bring sequences into HBM, pin them, and take the blocks their new tokens will be written to. Waits.
+
+        Args:
+            work: (sequence, number of new tokens) for each sequence of the step.
+            timeout_s: longest wait for loads.
+
+        Returns:
+            For each sequence int32 ``[blocks]``: its HBM slots, covering the new tokens.
+
+        Raises:
+            CapacityError: the sequences do not fit HBM together; pause some.
+            DeadlineExceeded: the loads took too long; ``recover`` the sequences or try again.
+        """
+        deadline = self.clock() + timeout_s
+        for sequence, num_new in work:
+            paused = sequence.residency is Residency.PAUSED
+            if not (
+                self.try_enter(sequence, num_new) if paused else self.cache.residency.try_extend(sequence, num_new)
+            ):
+                raise CapacityError(
+                    f"sequence {sequence.request_id} with {num_new} new tokens does not fit HBM beside the others"
+                )
+        for sequence, num_new in work:
+            while not self._try_prepare(sequence, num_new):
+                if self.clock() >= deadline:
+                    raise DeadlineExceeded(f"sequence {sequence.request_id} was not in HBM after {timeout_s} s")
+                self.wait(POLL_S)
+        return [sequence.hbm_slots for sequence, _ in work]
+
+    def complete_step(self, work: list[tuple[Sequence, IntArray]]) -> None:
+        """The KV of these tokens has been written. After a failed step do not call it; prepare the step again."""
+        for sequence, token_ids in work:
+            self.cache.advance(sequence, token_ids)
+
+    def rebalance(self, leaving_next: list[Sequence], upcoming: list[Sequence]) -> None:
+        """Between steps: commit what has been copied, demote, prefetch.
+
+        Args:
+            leaving_next: resident sequences that will be paused soon.
+            upcoming: paused sequences in the order in which they run next.
+        """
+        now = self.clock()
+        self.cache.mover.poll(now)
+        if self.can_swap:
+            self._rebalancer.run(_blocks(leaving_next), now)
+            self.cache.prefetcher.run(_blocks(upcoming), self._rebalancer.spare_hbm_slots())
+
+    def poll(self) -> None:
+        """Commit copies that have ended."""
+        self.cache.mover.poll(self.clock())
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for a copy in flight, if there is one, at most so long, and commit it."""
+        self.cache.mover.wait_any(timeout_s, self.clock())
+
+    # -- the whole -----------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Forget everything cached, on all tiers. Open sequences keep their blocks."""
+        self.cache.forget_all()
+
+    def startup_line(self) -> str:
+        """The line of SPEC 5.2 or, when DFlash2 is off, of SPEC 5.3."""
+        if self.fallback_reason is not None:
+            return f"DFlash2: fallback, {self.fallback_reason}"
+        size = {tier: self.cache.table.capacity(tier) * self.layout.block_bytes for tier in Tier}
+        committed = size[Tier.HBM] + size[Tier.DRAM]
+        total = committed + size[Tier.NVME]
+        return f"DFlash2: enabled, total virtual cache size {total / 1e9:.1f}GB, committed {committed / 1e9:.1f}GB"
+
+    def stats(self) -> dict[str, Any]:
+        """Nested counters and gauges, JSON-able. Sizes in blocks unless the name says otherwise."""
+        table, counters = self.cache.table, self.cache.counters
+        tiers = {
+            tier.label: {
+                "capacity_blocks": table.capacity(tier),
+                "used_blocks": table.num_used(tier),
+                "retired_blocks": table.tiers[tier].num_retired,
+                "pool_bytes": table.capacity(tier) * self.layout.block_bytes,
+            }
+            for tier in Tier
+        }
+        return {
+            "enabled": self.fallback_reason is None,
+            "block_bytes": self.layout.block_bytes,
+            "tiers": tiers,
+            "counters": dict(counters.flat()),
+            "hbm_hit_rate": counters.hbm_hit_rate,
+            "prefix_hit_rate": counters.prefix_hit_rate,
+            "pinned_blocks": table.num_pinned,
+            "reserved_blocks": self.ledger.num_promised,
+            "copies_in_flight": self.cache.mover.num_in_flight,
+            "prefetch_window": self.cache.prefetcher.window.size,
+            "cold_threshold": self.cache.policy.cold_threshold,
+        }
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if any invariant of table, index, sequences, promises or transfers is broken."""
+        self.cache.check_integrity()
+        self.ledger.check_integrity()
+        self._transfer.check_integrity()
+
+    def shutdown(self, timeout_s: float = 10.0) -> None:
+        """Stop the copies within the deadline and give the memory back. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._transfer.close(timeout_s)
+        for pool in self.pools.values():
+            pool.close()
+
+    def _try_prepare(self, sequence: Sequence, num_new: int) -> bool:
+        now = self.clock()
+        if sequence.residency is Residency.ENTERING and not self.cache.residency.advance_entering(sequence, now):
+            return False
+        return self.cache.residency.try_grow(sequence, num_new, now)
+
+
+def _blocks(sequences: list[Sequence]) -> IntArray:
+    if not sequences:
+        return np.empty(0, np.int32)
+    every = np.concatenate([sequence.block_ids for sequence in sequences])
+    _, first = np.unique(every, return_index=True)
+    return every[np.sort(first)]

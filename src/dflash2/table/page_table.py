@@ -1,0 +1,169 @@
+"""The page table: where every block is. A struct of arrays, one row per block_id, 62 bytes a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+import numpy as np
+
+from dflash2.errors import IntegrityError
+from dflash2.table.slots import SlotAllocator
+from dflash2.types import BoolArray, IntArray, Tier
+
+TIER_BIT = {tier: np.uint8(1 << tier) for tier in Tier}
+
+
+_ZEROED_COLUMNS = (
+    *("present", "arriving", "busy", "ref_count", "pin_count", "num_children"),
+    *("heat", "use_count", "last_use", "position", "parent"),
+)
+
+
+class BlockState(IntEnum):
+    """Life of a row."""
+
+    FREE = 0
+    OPEN = 1
+    """The mutable tail of a sequence. A copy below HBM goes stale with the next write."""
+    SEALED = 2
+    """Full and immutable, private to the sequences that hold it."""
+    PUBLISHED = 3
+    """Full, immutable and found by its block_key."""
+
+
+class PageTable:
+    """Rows for all blocks and the free slots of all tiers.
+
+    Columns are public arrays indexed by block_id and read freely; they are written here and by the cache manager
+    only, all from one thread. A tier's slot in ``slot`` means something only while the tier's bit is set in
+    ``present`` (a complete, verified copy) or in ``arriving`` (being copied there, not to be read).
+
+    Args:
+        num_slots: slots of each tier; a missing tier has none.
+    """
+
+    def __init__(self, num_slots: Mapping[Tier, int]) -> None:
+        self.tiers = {tier: SlotAllocator(num_slots.get(tier, 0)) for tier in Tier}
+        self.num_rows = sum(allocator.num_slots for allocator in self.tiers.values())
+        rows = self.num_rows
+        self.slot = np.zeros((rows, len(Tier)), np.int32)
+        self.present = np.zeros(rows, np.uint8)
+        self.arriving = np.zeros(rows, np.uint8)
+        self.state = np.zeros(rows, np.uint8)
+        self.busy = np.zeros(rows, np.uint8)
+        """Copies in flight from or to this block: none of its slots may be given up."""
+        self.ref_count = np.zeros(rows, np.int32)
+        self.pin_count = np.zeros(rows, np.int16)
+        """Resident or entering sequences that hold it: its HBM slot may not be given up."""
+        self.generation = np.zeros(rows, np.uint32)
+        """Counts reuse of the row and writes into an OPEN block; a copy made of an older generation is stale."""
+        self.heat = np.zeros(rows, np.float32)
+        self.use_count = np.zeros(rows, np.float32)
+        self.last_use = np.zeros(rows, np.float64)
+        self.next_use = np.full(rows, np.inf, np.float64)
+        """Known time of the next use (s); inf where nothing is known."""
+        self.position = np.zeros(rows, np.int32)
+        """Index of the block in its sequence; 0 has no parent."""
+        self.parent = np.zeros(rows, np.int32)
+        self.num_children = np.zeros(rows, np.int32)
+        self._rows = SlotAllocator(rows)
+        self.num_pinned = 0
+        """Distinct blocks with ``pin_count > 0``."""
+
+    @property
+    def bytes_per_row(self) -> int:
+        columns = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
+        return sum(column.itemsize * (column.shape[1] if column.ndim > 1 else 1) for column in columns)
+
+    def num_free(self, tier: Tier) -> int:
+        return self.tiers[tier].num_free
+
+    def num_used(self, tier: Tier) -> int:
+        return self.tiers[tier].num_used
+
+    def capacity(self, tier: Tier) -> int:
+        """Slots of the tier that can be used (all but the retired ones)."""
+        return self.tiers[tier].num_slots - self.tiers[tier].num_retired
+
+    def live(self) -> IntArray:
+        """Ids of all rows in use."""
+        return np.flatnonzero(self.state != BlockState.FREE).astype(np.int32)
+
+    def has(self, ids: IntArray, tier: Tier) -> BoolArray:
+        """bool ``[n]``: a complete copy is on ``tier``."""
+        there: BoolArray = (self.present[ids] & TIER_BIT[tier]) != 0
+        return there
+
+    def on_tier(self, tier: Tier) -> IntArray:
+        """Ids of all blocks with a complete copy on ``tier``."""
+        return np.flatnonzero(self.present & TIER_BIT[tier]).astype(np.int32)
+
+    def slots_of(self, ids: IntArray, tier: Tier) -> IntArray:
+        slots: IntArray = self.slot[ids, tier]
+        return slots
+
+    def try_allocate(self, count: int) -> IntArray | None:
+        """New OPEN rows without a copy anywhere, or None (and no change) if the table is full."""
+        ids = self._rows.try_take(count)
+        if ids is None:
+            return None
+        self.state[ids] = BlockState.OPEN
+        self.generation[ids] += 1
+        for name in _ZEROED_COLUMNS:
+            getattr(self, name)[ids] = 0
+        self.next_use[ids] = np.inf
+        return ids
+
+    def free(self, ids: IntArray) -> None:
+        """Give up rows; all their copies must have been dropped before."""
+        if np.any(self.present[ids] | self.arriving[ids]) or np.any(self.busy[ids]) or np.any(self.ref_count[ids]):
+            raise IntegrityError("a row was freed while it had a copy, a copy in flight or a holder")
+        self.state[ids] = BlockState.FREE
+        self._rows.give(ids)
+
+    def place(self, ids: IntArray, tier: Tier, slots: IntArray) -> None:
+        """Bind slots to blocks that are about to be copied to ``tier``; nothing is readable there yet."""
+        self.slot[ids, tier] = slots
+        self.arriving[ids] |= TIER_BIT[tier]
+
+    def settle(self, ids: IntArray, tier: Tier) -> None:
+        """The copies on ``tier`` are complete and may be read."""
+        self.arriving[ids] &= ~TIER_BIT[tier]
+        self.present[ids] |= TIER_BIT[tier]
+
+    def drop(self, ids: IntArray, tier: Tier, *, retire: bool = False) -> None:
+        """Give up the slots of ``ids`` on ``tier``, complete or arriving; ``retire`` withdraws them for good."""
+        slots = self.slot[ids, tier].copy()
+        self.arriving[ids] &= ~TIER_BIT[tier]
+        self.present[ids] &= ~TIER_BIT[tier]
+        if retire:
+            self.tiers[tier].retire(slots)
+        else:
+            self.tiers[tier].give(slots)
+
+    def pin(self, ids: IntArray) -> None:
+        """One more pin for each of these distinct blocks."""
+        self.num_pinned += int(np.count_nonzero(self.pin_count[ids] == 0))
+        self.pin_count[ids] += 1
+
+    def unpin(self, ids: IntArray) -> None:
+        self.pin_count[ids] -= 1
+        self.num_pinned -= int(np.count_nonzero(self.pin_count[ids] == 0))
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if slots, rows, pins or states do not add up (invariants 1, 3, 4)."""
+        live = self.live()
+        self._rows.check_integrity(live)
+        if np.any(self.present & self.arriving):
+            raise IntegrityError("a copy is both complete and arriving")
+        if np.any(self.ref_count < 0) or np.any(self.pin_count < 0):
+            raise IntegrityError("a reference or pin count is negative")
+        if self.num_pinned != int(np.count_nonzero(self.pin_count[live])):
+            raise IntegrityError("the count of pinned blocks is wrong")
+        held = (self.present | self.arriving) != 0
+        if np.any(held & (self.state == BlockState.FREE)):
+            raise IntegrityError("a free row holds a slot")
+        for tier, allocator in self.tiers.items():
+            holders = np.flatnonzero((self.present | self.arriving) & TIER_BIT[tier])
+            allocator.check_integrity(self.slot[holders, tier])

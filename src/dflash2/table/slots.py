@@ -1,0 +1,64 @@
+"""Which slots of one tier (or rows of the page table) are free."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash2.errors import IntegrityError
+from dflash2.types import IntArray
+
+
+class SlotAllocator:
+    """A stack of free slot numbers. Fresh slots come out in ascending order, so that new runs are contiguous."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._stack: IntArray = np.arange(num_slots - 1, -1, -1, dtype=np.int32)
+        self._num_free = num_slots
+        self._retired: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    @property
+    def num_used(self) -> int:
+        """Slots that hold or await a block."""
+        return self.num_slots - self._num_free - len(self._retired)
+
+    @property
+    def num_retired(self) -> int:
+        """Slots withdrawn for good because their medium failed."""
+        return len(self._retired)
+
+    def try_take(self, count: int) -> IntArray | None:
+        """Take ``count`` slots, or None (and no change) if fewer are free."""
+        if count > self._num_free:
+            return None
+        self._num_free -= count
+        return self._stack[self._num_free : self._num_free + count][::-1].copy()
+
+    def give(self, slots: IntArray) -> None:
+        """Return slots taken before."""
+        count = len(slots)
+        if self._num_free + count > self.num_slots:
+            raise IntegrityError("more slots given back than were taken")
+        self._stack[self._num_free : self._num_free + count] = slots[::-1]
+        self._num_free += count
+
+    def retire(self, slots: IntArray) -> None:
+        """Withdraw slots taken before: they are never handed out again."""
+        self._retired.update(int(slot) for slot in slots)
+
+    def free_slots(self) -> IntArray:
+        """Copy of the free slots, for integrity checks."""
+        return self._stack[: self._num_free].copy()
+
+    def check_integrity(self, used: IntArray) -> None:
+        """Raise IntegrityError unless ``used``, the free and the retired slots partition the tier."""
+        every = np.concatenate([used, self.free_slots(), np.fromiter(self._retired, np.int32, len(self._retired))])
+        if len(every) != self.num_slots or len(np.unique(every)) != self.num_slots:
+            raise IntegrityError(
+                f"slots do not add up: {len(used)} used + {self._num_free} free + {len(self._retired)} retired "
+                f"of {self.num_slots}, {len(np.unique(every))} distinct"
+            )
