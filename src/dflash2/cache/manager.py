@@ -20,7 +20,7 @@ from dflash2.table.keys import chain, next_key
 from dflash2.table.page_table import BlockState, PageTable
 from dflash2.table.prefix_index import PrefixIndex
 from dflash2.transfer.base import TransferEngine
-from dflash2.types import IntArray, Tier
+from dflash2.types import ByteArray, IntArray, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,22 @@ class CacheManager:
         for position in range(first, sequence.num_tokens // self.block_size):
             self._seal(sequence, position)
 
-    # -- flush ---------------------------------------------------------------------------------------------------
+    # -- restart and flush ---------------------------------------------------------------------------------------
+
+    def adopt(self, slots: IntArray, keys: ByteArray) -> None:
+        """Make blocks findable that an earlier run left on NVMe; each is verified when it is first loaded.
+
+        Args:
+            slots: int32 ``[n]``, distinct, free.
+            keys: uint8 ``[n, KEY_BYTES]``, distinct.
+        """
+        self.table.tiers[Tier.NVME].claim(slots)
+        ids = self.table.try_allocate(len(slots))
+        assert ids is not None  # there is a row for every slot
+        self.table.place(ids, Tier.NVME, slots)
+        self.table.settle(ids, Tier.NVME)
+        for block_id, key in zip(ids.tolist(), keys, strict=True):
+            self.index.adopt(block_id, key.tobytes())
 
     def forget_all(self) -> None:
         """Make everything cached unfindable; blocks of open sequences stay with them, the others are freed."""

@@ -35,6 +35,16 @@ class _PiecesPool:
         self._copier.scatter(self.pieces, slots, buffer, rows)
         return np.ones(len(slots), dtype=np.bool_)
 
+    def copy_within(self, src_slots: IntArray, dst_slots: IntArray) -> None:
+        """Copy blocks onto other slots of this pool, in the order of the steps that read and write them.
+
+        Args:
+            src_slots: int32 ``[n]``.
+            dst_slots: int32 ``[n]``, distinct and none of ``src_slots``.
+        """
+        for piece in self.pieces:
+            piece[torch.from_numpy(dst_slots).long()] = piece[torch.from_numpy(src_slots).long()]
+
     def close(self) -> None:
         """Drop the tensors."""
         self.pieces = []
@@ -121,3 +131,11 @@ def _as_bytes(tensor: torch.Tensor, num_slots: int, row_bytes: int | None = None
         row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
     flat = tensor.view(-1).view(torch.uint8)
     return flat[: num_slots * row_bytes].view(num_slots, row_bytes)
+
+
+def free_device_bytes(device: torch.device | str) -> int | None:
+    """Memory of the device that nobody uses; None if the device has none of its own (CPU)."""
+    if torch.device(device).type == "cpu":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)

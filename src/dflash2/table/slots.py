@@ -38,6 +38,15 @@ class SlotAllocator:
         self._num_free -= count
         return self._stack[self._num_free : self._num_free + count][::-1].copy()
 
+    def claim(self, slots: IntArray) -> None:
+        """Take these very slots, which must be free: they hold something from an earlier run."""
+        kept = self._stack[: self._num_free]
+        kept = kept[~np.isin(kept, slots)]
+        if self._num_free - len(kept) != len(slots):
+            raise IntegrityError("a slot to be claimed is not free")
+        self._stack[: len(kept)] = kept
+        self._num_free = len(kept)
+
     def give(self, slots: IntArray) -> None:
         """Return slots taken before."""
         count = len(slots)

@@ -1,0 +1,156 @@
+"""Config to runtime: the only place that names concrete classes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from dflash2.cache.manager import CacheManager, CacheSettings
+from dflash2.cache.rebalance import Rebalancer, Watermarks
+from dflash2.cache.reservation import ReservationLedger
+from dflash2.config import Config, EffectiveConfig, effective
+from dflash2.errors import CapacityError, StorageError
+from dflash2.policy.adaptive import AdaptiveThreshold
+from dflash2.policy.base import PlacementPolicy
+from dflash2.policy.heat import HeatPolicy
+from dflash2.policy.lru import LRUPolicy
+from dflash2.pools.base import BlockPool
+from dflash2.pools.dram import DramPool
+from dflash2.pools.nvme import NvmePool
+from dflash2.pools.tensor import TensorPool, free_device_bytes
+from dflash2.runtime import Runtime, RuntimeParts
+from dflash2.table.keys import KeyNamespace
+from dflash2.table.page_table import PageTable
+from dflash2.transfer.base import TransferEngine
+from dflash2.transfer.cpu_copy import CpuCopier
+from dflash2.transfer.engine import ThreadedTransferEngine
+from dflash2.transfer.inline import InlineTransferEngine
+from dflash2.types import KVLayout, Tier
+
+logger = logging.getLogger(__name__)
+
+CPU_POOL_SHARE = 8
+"""Without ``hbm_capacity_mb`` the fast pool on a CPU gets one part in so many of what the process may use."""
+
+
+def create_runtime(
+    config: Config,
+    layout: KVLayout,
+    namespace: KeyNamespace,
+    *,
+    device: str = "cpu",
+    world_size: int = 1,
+    rank: int = 0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Runtime:
+    """Take the memory of all tiers and put a runtime together. Create it before the weights are loaded.
+
+    Args:
+        config: the file as read. Unless ``enable`` is true there are no tiers below HBM and the runtime says why.
+        layout: shape of a block on this rank.
+        namespace: what KV depends on besides the tokens.
+        device: torch device of the fast pool.
+        world_size: ranks of the model; DRAM and NVMe capacities are divided among them.
+        rank: this one.
+        clock: seconds; every decision uses it.
+
+    Raises:
+        ConfigError: the configuration does not fit this machine.
+        CapacityError: a tier's memory cannot be had, or holds no block.
+        StorageError: the NVMe path cannot be used or is too small.
+    """
+    resolved = effective(config, world_size, rank)
+    fallback = None if config.enable else "enable is not true in the configuration"
+    pools: dict[Tier, BlockPool] = {}
+    try:
+        hbm = TensorPool(_hbm_slots(resolved, layout, device), layout, CpuCopier(), device)
+        pools[Tier.HBM] = hbm
+        if fallback is None:
+            _add_lower_tiers(pools, resolved, layout, namespace)
+        transfer = _transfer_engine(pools, resolved, layout)
+    except BaseException:
+        for pool in pools.values():
+            pool.close()
+        raise
+    table = PageTable({tier: pool.num_slots for tier, pool in pools.items()})
+    settings = CacheSettings(
+        layout.block_size, layout.block_bytes, config.policy.swap_batch_size, config.kv_block.prefetch_window
+    )
+    policy = _policy(config, hbm.num_slots)
+    cache = CacheManager(table, policy, transfer, settings, hbm.copy_within)
+    _adopt(cache, pools.get(Tier.NVME))
+    ledger = ReservationLedger(_reservable(table, config.policy.swap_batch_size), hbm.num_slots)
+    marks = Watermarks(config.policy.high_watermark, config.policy.low_watermark)
+    guard = AdaptiveThreshold(config.policy.cold_threshold) if config.policy.adaptive else None
+    rebalancer = Rebalancer(cache, marks, config.policy.refresh_interval_s, guard)
+    parts = RuntimeParts(layout, pools, transfer, cache, ledger, rebalancer, fallback)
+    return Runtime(parts, namespace, clock)
+
+
+def _hbm_slots(resolved: EffectiveConfig, layout: KVLayout, device: str) -> int:
+    """Blocks of the fast pool: the device's memory less reserve, at most ``hbm_capacity_mb``."""
+    free = free_device_bytes(device)
+    if free is None:
+        available = resolved.hbm_capacity_bytes or resolved.memory_limit.num_bytes // CPU_POOL_SHARE
+    else:
+        available = free - resolved.hbm_reserve_bytes
+        available = min(available, resolved.hbm_capacity_bytes or available)
+    slots = available // layout.block_bytes
+    if slots < 2:
+        raise CapacityError(
+            f"{max(0, available) / 1e6:.0f} MB for KV on {device} hold fewer than 2 blocks of "
+            f"{layout.block_bytes / 1e6:.1f} MB; raise memory.hbm_capacity_mb, or lower memory.hbm_reserve_mb or "
+            "kv_block.block_size"
+        )
+    return slots
+
+
+def _add_lower_tiers(
+    pools: dict[Tier, BlockPool], resolved: EffectiveConfig, layout: KVLayout, namespace: KeyNamespace
+) -> None:
+    dram_slots = resolved.dram_rank_bytes // layout.stride_bytes
+    if dram_slots:
+        pools[Tier.DRAM] = DramPool(dram_slots, layout)
+    nvme_slots = resolved.nvme_rank_bytes // layout.stride_bytes
+    if nvme_slots:
+        path = resolved.nvme_path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"memory.nvme_path: {path} cannot be made ({error.strerror}); name a folder that can"
+            ) from error
+        pools[Tier.NVME] = NvmePool([path], f"rank{resolved.rank}", nvme_slots, layout, namespace.root())
+
+
+def _transfer_engine(pools: dict[Tier, BlockPool], resolved: EffectiveConfig, layout: KVLayout) -> TransferEngine:
+    if len(pools) == 1:
+        return InlineTransferEngine({**pools, Tier.DRAM: DramPool(0, layout)})  # is never given a job
+    return ThreadedTransferEngine(
+        pools, resolved.staging_buffer_bytes, swap_batch_size=resolved.config.policy.swap_batch_size
+    )
+
+
+def _policy(config: Config, num_hbm_slots: int) -> PlacementPolicy:
+    if config.policy.eviction == "lru":
+        return LRUPolicy(num_hbm_slots)
+    return HeatPolicy(num_hbm_slots, config.policy.cold_threshold)
+
+
+def _adopt(cache: CacheManager, nvme: BlockPool | None) -> None:
+    """Take over what an earlier run left on NVMe."""
+    if isinstance(nvme, NvmePool):
+        found = nvme.recover()
+        cache.adopt(found.slots, found.keys)
+        if len(found.slots):
+            logger.info("%d blocks of an earlier run found on NVMe", len(found.slots))
+
+
+def _reservable(table: PageTable, batch_blocks: int) -> int:
+    """What may be promised: all slots, less room to exchange a batch when every tier is full."""
+    total = sum(table.capacity(tier) for tier in Tier)
+    hbm = table.capacity(Tier.HBM)
+    if total == hbm:
+        return total
+    return total - min(batch_blocks, hbm // 4, (total - hbm) // 4)
