@@ -1,0 +1,47 @@
+"""Routes for whoever runs the server: health, metrics, statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from dflash2.engine.async_engine import EngineState
+from dflash2.monitoring.prometheus import CONTENT_TYPE, render
+from dflash2.server.context import ServerContext
+
+
+def health_router(context: ServerContext) -> APIRouter:
+    """``/health``, which needs no key: 200 while requests are served, 503 otherwise."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> JSONResponse:
+        state, failure = context.engine.state, context.engine.failure
+        body = {"status": "ok" if state is EngineState.RUNNING else state.value}
+        if failure is not None:
+            body["reason"] = repr(failure)
+        return JSONResponse(body, 200 if state is EngineState.RUNNING else 503)
+
+    return router
+
+
+def statistics_router(context: ServerContext) -> APIRouter:
+    """``/metrics`` for Prometheus and ``/dflash2/stats`` as JSON."""
+    router = APIRouter()
+
+    async def collect() -> dict[str, Any]:
+        stats = await context.engine.stats()
+        up = context.engine.state is EngineState.RUNNING
+        return {**stats, "server": {"engine_up": up, **context.traffic.as_dict()}}
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(render(await collect()), media_type=CONTENT_TYPE)
+
+    @router.get("/dflash2/stats")
+    async def stats() -> dict[str, Any]:
+        return await collect()
+
+    return router
