@@ -84,7 +84,7 @@ def create_runtime(
     marks = Watermarks(config.policy.high_watermark, config.policy.low_watermark)
     guard = AdaptiveThreshold(config.policy.cold_threshold) if config.policy.adaptive else None
     rebalancer = Rebalancer(cache, marks, config.policy.refresh_interval_s, guard)
-    parts = RuntimeParts(layout, pools, transfer, cache, ledger, rebalancer, fallback)
+    parts = RuntimeParts(layout, hbm.tensor, pools, transfer, cache, ledger, rebalancer, fallback)
     return Runtime(parts, namespace, clock)
 
 
@@ -133,7 +133,7 @@ def _transfer_engine(pools: dict[Tier, BlockPool], resolved: EffectiveConfig, la
 
 
 def _policy(config: Config, num_hbm_slots: int) -> PlacementPolicy:
-    if config.policy.eviction == "lru":
+    if config.policy.eviction == "lru" or not config.enable:
         return LRUPolicy(num_hbm_slots)
     return HeatPolicy(num_hbm_slots, config.policy.cold_threshold)
 

@@ -28,6 +28,7 @@ class RuntimeParts:
     """What ``build`` puts together for a runtime."""
 
     layout: KVLayout
+    hbm_tensor: Any
     pools: dict[Tier, BlockPool]
     transfer: TransferEngine
     cache: CacheManager
@@ -56,6 +57,7 @@ class Runtime:
     ) -> None:
         self.layout = parts.layout
         self.pools = parts.pools
+        self._hbm_tensor = parts.hbm_tensor
         self.cache = parts.cache
         self.ledger = parts.ledger
         self.fallback_reason = parts.fallback_reason
@@ -69,6 +71,14 @@ class Runtime:
     def can_swap(self) -> bool:
         """There is a tier below HBM."""
         return any(self.cache.table.capacity(tier) for tier in TIERS_BELOW_HBM)
+
+    @property
+    def hbm_tensor(self) -> Any:
+        """The fast pool, a torch tensor ``[num_slots, num_layers, 2, block_size, num_kv_heads, head_dim]``.
+
+        Its address never changes. Read and write only the slots that ``prepare_step`` names.
+        """
+        return self._hbm_tensor
 
     # -- requests ------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 
 from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
 from dflash2.engine.model_runner import ModelRunner
@@ -48,6 +50,8 @@ class ReferenceEngine:
         self._scheduler = scheduler
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
+        self.on_logits: Callable[[list[str], list[float]], None] | None = None
+        """Told, for each step, the requests sampled and the distance of their two best logits."""
         self._states: dict[str, RequestState] = {}
         self._closed = False
 
@@ -83,7 +87,7 @@ class ReferenceEngine:
             states, batch = scheduled
             logits = self._runner.run(batch)
             wanting = [state for state, wants in zip(states, batch.wants_logits, strict=True) if wants]
-            tokens = sample(logits, [state.request.sampling for state in wanting], _positions(wanting))
+            tokens = self._sample(wanting, logits)
             self.runtime.complete_step(_computed(states, batch.query_lens))
             outputs += self._append(wanting, tokens)
         self._rebalance()
@@ -119,6 +123,12 @@ class ReferenceEngine:
     def _rebalance(self) -> None:
         leaving, upcoming = self._scheduler.leaving_next(), self._scheduler.upcoming()
         self.runtime.rebalance([state.blocks for state in leaving], [state.blocks for state in upcoming])
+
+    def _sample(self, states: list[RequestState], logits: torch.Tensor) -> IntArray:
+        if self.on_logits is not None and states:
+            best = logits.topk(2, dim=-1).values
+            self.on_logits([state.request_id for state in states], (best[:, 0] - best[:, 1]).tolist())
+        return sample(logits, [state.request.sampling for state in states], _positions(states))
 
     def _append(self, states: list[RequestState], tokens: IntArray) -> list[TokenOutput]:
         outputs = []

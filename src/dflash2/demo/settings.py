@@ -1,0 +1,61 @@
+"""The three settings that the demo compares, sized from the chats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash2.config import Config, KVBlockConfig, MemoryConfig, SchedulingConfig
+from dflash2.demo.workload import Chat
+from dflash2.types import MIB
+
+PRESSURE = 4.1
+"""KV working set over HBM pool."""
+DRAM_SHARE = 1.3
+"""DRAM over HBM pool: less than what spills, so that NVMe is used too."""
+NVME_SHARE = 3.5
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSize:
+    """How much the demo does."""
+
+    num_chats: int = 12
+    num_turns: int = 3
+    document_tokens: int = 1600
+    output_tokens: int = 48
+    block_size: int = 32
+
+
+def working_set_tokens(chats: list[Chat], size: DemoSize) -> int:
+    """Tokens of all conversations at their end."""
+    return sum(chat.num_tokens(size.output_tokens) for chat in chats)
+
+
+def make_settings(chats: list[Chat], size: DemoSize, bytes_per_token: int, nvme_path: Path) -> dict[str, Config]:
+    """Configurations by name: ``all_hbm``, ``recompute``, ``dflash2``."""
+    working_set_mb = working_set_tokens(chats, size) * bytes_per_token / MIB
+    hbm_mb = int(working_set_mb / PRESSURE)
+    small = {"hbm_capacity_mb": hbm_mb, "dram_capacity_mb": 0}
+    large = {"hbm_capacity_mb": int(1.2 * working_set_mb) + 1, "dram_capacity_mb": 0}
+    tiers = {
+        "hbm_capacity_mb": hbm_mb,
+        "dram_capacity_mb": int(DRAM_SHARE * hbm_mb),
+        "nvme_capacity_mb": int(NVME_SHARE * hbm_mb),
+        "nvme_path": str(nvme_path),
+        "staging_buffer_size_mb": 64,
+    }
+    return {
+        "all_hbm": _config(large, size, enable=False),
+        "recompute": _config(small, size, enable=False),
+        "dflash2": _config(tiers, size, enable=True),
+    }
+
+
+def _config(memory: dict[str, int | str], size: DemoSize, *, enable: bool) -> Config:
+    return Config(
+        enable=enable,
+        memory=MemoryConfig.model_validate(memory),
+        kv_block=KVBlockConfig(block_size=size.block_size),
+        scheduling=SchedulingConfig(max_batch_tokens=512, quantum_tokens=size.output_tokens // 2),
+    )

@@ -1,0 +1,97 @@
+"""Chats about real documents: source files of Python's standard library, several turns each."""
+
+from __future__ import annotations
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflash2.errors import ModelError
+from dflash2.types import IntArray
+
+QUESTIONS = (
+    "What is this module for? Answer in a few sentences.",
+    "Which of its functions or classes is the most important one, and why?",
+    "What should somebody who uses it for the first time be careful about?",
+    "Suggest one test for it.",
+)
+_REPLY_MARK = "REPLY-GOES-HERE"
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One conversation.
+
+    Attributes:
+        name: the document.
+        opening: int32, the prompt of the first turn: the document and the first question.
+        follow_ups: int32 each, what stands between an answer and the next one: the end of the answer and the next
+            question. The prompt of turn k is everything so far, the answers as the model gave them included.
+    """
+
+    name: str
+    opening: IntArray
+    follow_ups: tuple[IntArray, ...]
+
+    @property
+    def num_turns(self) -> int:
+        return 1 + len(self.follow_ups)
+
+    def num_tokens(self, output_tokens: int) -> int:
+        """Tokens of the whole conversation when every answer has ``output_tokens``."""
+        return len(self.opening) + sum(map(len, self.follow_ups)) + self.num_turns * output_tokens
+
+
+def make_chats(tokenizer: Any, num_chats: int, num_turns: int, document_tokens: int) -> list[Chat]:
+    """Chats about different documents, the same on every call with the same Python.
+
+    Args:
+        tokenizer: of transformers, with a chat template.
+        num_chats: at most the number of large enough files.
+        num_turns: 1 to ``len(QUESTIONS)``.
+        document_tokens: length to which each document is cut.
+
+    Raises:
+        ModelError: the tokenizer has no chat template.
+    """
+    if tokenizer.chat_template is None:
+        raise ModelError("the demo needs a model with a chat template")
+    between = [_ids(tokenizer, _between_turns(tokenizer, question)) for question in QUESTIONS[1:num_turns]]
+    chats = []
+    for name, text in _documents(num_chats, 12 * document_tokens):
+        document = tokenizer.decode(_ids(tokenizer, text)[:document_tokens])
+        message = {"role": "user", "content": f"This is {name} of Python's standard library:\n\n{document}\n\n"}
+        message["content"] += QUESTIONS[0]
+        opening = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        chats.append(Chat(name, _ids(tokenizer, opening), tuple(between)))
+    return chats
+
+
+def _between_turns(tokenizer: Any, question: str) -> str:
+    """The template's text between an answer and the next one, taken from a conversation with a marked answer."""
+    messages = [
+        {"role": "user", "content": QUESTIONS[0]},
+        {"role": "assistant", "content": _REPLY_MARK},
+        {"role": "user", "content": question},
+    ]
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text.partition(_REPLY_MARK)[2]
+
+
+def _documents(count: int, min_characters: int) -> list[tuple[str, str]]:
+    """(file name, text) of the first ``count`` long enough modules of the standard library, by name."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        if path.stat().st_size >= min_characters:
+            found.append((path.name, path.read_text(encoding="utf-8", errors="replace")))
+        if len(found) == count:
+            return found
+    raise ModelError(f"only {len(found)} standard library files have {min_characters} characters; ask for fewer chats")
+
+
+def _ids(tokenizer: Any, text: str) -> IntArray:
+    return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
