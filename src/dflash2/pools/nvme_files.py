@@ -160,6 +160,10 @@ class PoolFiles:
         pool_id = self.previous.pool_id if self.previous is not None and self.reusable else os.urandom(16)
         if not self.reusable:
             _zero(self.index_fd, PAGE_BYTES, geometry.index_bytes)
+            os.fdatasync(self.index_fd)
+        elif self.previous is not None and self.previous.num_slots > geometry.num_slots:
+            # Their payloads were cut off; growing again must not bring their headers back.
+            _zero(self.index_fd, PAGE_BYTES + geometry.num_slots * HEADER_BYTES, geometry.index_bytes)
         common = (
             parts,
             geometry.num_slots,
@@ -171,8 +175,7 @@ class PoolFiles:
         for part, fd in enumerate(self.data_fds):
             _pwrite_all(fd, Superblock(FileRole.DATA, part, *common).pack(), 0)
         _pwrite_all(self.index_fd, Superblock(FileRole.INDEX, 0, *common).pack(), 0)
-        for fd in (*self.data_fds, self.index_fd):
-            os.fsync(fd)
+        os.fsync(self.index_fd)
 
     def _reopen_direct(self, folder: Path, buffered_fd: int) -> int:
         path = folder / "data"

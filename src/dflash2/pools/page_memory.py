@@ -35,23 +35,24 @@ class PageMemory:
     ) -> None:
         self.nbytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
         try:
-            self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map: mmap.mmap | None = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise CapacityError(f"cannot map {self.nbytes} bytes of host memory: {error}") from error
         # Huge pages: a gather of small blocks otherwise spends its time in TLB misses. Only a hint.
-        self._map.madvise(mmap.MADV_HUGEPAGE) if hasattr(mmap, "MADV_HUGEPAGE") else None
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         self.bytes: ByteArray = np.frombuffer(self._map, dtype=np.uint8)
-        self._fault_in()
+        self._fault_in(self._map)
         self._unlock: list[Callable[[], None]] = []
         if page_lock is not None:
             self._lock_pages(page_lock, lock_chunk_bytes)
 
-    def _fault_in(self) -> None:
+    def _fault_in(self, mapping: mmap.mmap) -> None:
         """Take every page now: a tier that is too large for the machine must fail here, not in a run."""
         for start in range(0, self.nbytes, _FAULT_CHUNK_BYTES):
             length = min(_FAULT_CHUNK_BYTES, self.nbytes - start)
             try:
-                self._map.madvise(_MADV_POPULATE_WRITE, start, length)
+                mapping.madvise(_MADV_POPULATE_WRITE, start, length)
             except OSError:  # older kernel: touch one byte a page
                 self.bytes[start : start + length : PAGE_BYTES] = 0
 
@@ -69,3 +70,4 @@ class PageMemory:
         while self._unlock:
             self._unlock.pop()()
         self.bytes = np.empty(0, dtype=np.uint8)
+        self._map = None
