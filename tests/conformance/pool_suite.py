@@ -6,8 +6,6 @@ import threading
 
 import numpy as np
 import pytest
-
-from dflash2.pools.base import BlockPool
 from tests.pools.blocks import (
     NUM_SLOTS,
     assert_blocks,
@@ -18,6 +16,8 @@ from tests.pools.blocks import (
     slots_of,
     write_blocks,
 )
+
+from dflash2.pools.base import BlockPool
 
 
 class PoolSuite:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conformance.pool_suite import PoolSuite
+from tests.pools.blocks import POOLS
 
 from dflash2.pools.base import BlockPool
 from dflash2.pools.wrappers import DelayPool, FailPool, LimitPool, PoolWrapper
-from tests.conformance.pool_suite import PoolSuite
-from tests.pools.blocks import POOLS
 
 
 @pytest.mark.parametrize("kind", POOLS)

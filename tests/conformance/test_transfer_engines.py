@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.conformance.transfer_suite import Pools, TransferSuite
+from tests.pools.blocks import LAYOUT, POOLS
 
 from dflash2.pools.wrappers import PoolWrapper
 from dflash2.transfer.base import TransferEngine
 from dflash2.transfer.engine import ThreadedTransferEngine
 from dflash2.transfer.inline import InlineTransferEngine
 from dflash2.types import Tier
-from tests.conformance.transfer_suite import Pools, TransferSuite
-from tests.pools.blocks import LAYOUT, POOLS
 
 Make = Callable[[Pools], TransferEngine]
 

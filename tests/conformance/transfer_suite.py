@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
+from tests.pools.blocks import NUM_SLOTS, assert_blocks, keys_of, slots_of, write_blocks
 
 from dflash2.pools.base import BlockPool
 from dflash2.transfer.base import Completion, CopyJob, TransferEngine
 from dflash2.types import Tier, Urgency
-from tests.pools.blocks import NUM_SLOTS, assert_blocks, keys_of, slots_of, write_blocks
 
 Pools = Mapping[Tier, BlockPool]
 PAIRS = [pair for pair in itertools.product(Tier, Tier) if pair[0] is not pair[1]]
@@ -25,9 +25,7 @@ def job(
     keys: Sequence[int] | None = None,
     urgency: Urgency = Urgency.DEMAND,
 ) -> CopyJob:
-    return CopyJob(
-        src, dst, slots_of(src_slots), slots_of(dst_slots), urgency, None if keys is None else keys_of(keys)
-    )
+    return CopyJob(src, dst, slots_of(src_slots), slots_of(dst_slots), urgency, None if keys is None else keys_of(keys))
 
 
 def run(engine: TransferEngine, *jobs: CopyJob) -> list[Completion]:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.pools.blocks import LAYOUT, payload, write_blocks
 
 from dflash2.errors import CapacityError
 from dflash2.pools.base import HostAddressable
 from dflash2.pools.dram import DramPool
 from dflash2.pools.page_memory import PageMemory
 from dflash2.types import PAGE_BYTES, KVLayout, Tier
-from tests.pools.blocks import LAYOUT, payload, write_blocks
 
 ODD = KVLayout(num_layers=3, num_kv_heads=1, head_dim=7, block_size=1031, dtype="bfloat16")
 """86,604 bytes: 22 pages less a bit."""

@@ -10,13 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.pools.blocks import (
+    FINGERPRINT,
+    LAYOUT,
+    assert_blocks,
+    keys_of,
+    nvme_pool,
+    read_blocks,
+    slots_of,
+    write_blocks,
+)
 
 import dflash2.pools.nvme_files as nvme_files
 from dflash2.errors import StorageError
 from dflash2.pools.nvme import NvmeOptions, NvmePool
 from dflash2.pools.nvme_format import FORMAT_VERSION, HEADER_BYTES
 from dflash2.types import PAGE_BYTES, KVLayout
-from tests.pools.blocks import FINGERPRINT, LAYOUT, assert_blocks, keys_of, nvme_pool, read_blocks, slots_of, write_blocks
 
 
 def recovered(pool: NvmePool) -> dict[bytes, int]:

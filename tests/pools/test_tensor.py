@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.pools.blocks import LAYOUT, payload, read_blocks, write_blocks
 
 from dflash2.pools.tensor import LayerFirstPool, TensorPool
 from dflash2.transfer.cpu_copy import CpuCopier
 from dflash2.types import KVLayout
-from tests.pools.blocks import LAYOUT, payload, read_blocks, write_blocks
 
 
 def test_the_tensor_is_read_in_place_with_the_documented_shape() -> None:
