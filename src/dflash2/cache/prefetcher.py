@@ -28,6 +28,11 @@ class Prefetcher:
         self.window = PrefetchWindow(window)
         self._outstanding: dict[int, Tier] = {}
 
+    @property
+    def num_outstanding(self) -> int:
+        """Prefetched blocks, in flight or arrived, that nobody has used yet."""
+        return len(self._outstanding)
+
     def run(self, upcoming: IntArray, spare_hbm_slots: int) -> None:
         """Prefetch for sequences that run next.
 
@@ -35,7 +40,7 @@ class Prefetcher:
             upcoming: int32, blocks in the order in which they will be needed.
             spare_hbm_slots: HBM slots that may be used for this.
         """
-        self._drop_wasted()
+        self._drop_wasted(upcoming)
         allowed = self.window.update(has_room=spare_hbm_slots > 0) - len(self._outstanding)
         if allowed <= 0 or not len(upcoming):
             return
@@ -68,14 +73,14 @@ class Prefetcher:
         self._counters.prefetch_issued_blocks += len(begun)
         self._outstanding.update(dict.fromkeys(begun.tolist(), dst))
 
-    def _drop_wasted(self) -> None:
-        """Prefetched copies that were given up before anybody used them."""
-        if not self._outstanding:
-            return
-        ids = np.fromiter(self._outstanding, np.int32, len(self._outstanding))
-        for block_id in ids.tolist():
-            bit = TIER_BIT[self._outstanding[block_id]]
-            if not (self._table.present[block_id] | self._table.arriving[block_id]) & bit:
+    def _drop_wasted(self, upcoming: IntArray) -> None:
+        """Prefetched copies that were given up before anybody used them, or that nobody waits for any more.
+
+        Without the second kind the blocks of cancelled requests would use up the window for good.
+        """
+        for block_id, tier in list(self._outstanding.items()):
+            there = (self._table.present[block_id] | self._table.arriving[block_id]) & TIER_BIT[tier]
+            if not there or not np.any(upcoming == block_id):
                 del self._outstanding[block_id]
                 self._counters.prefetch_wasted_blocks += 1
                 self.window.note(wasted=1)
