@@ -110,8 +110,9 @@ class CacheManager:
         return sequence
 
     def fork(self, sequence: Sequence, request_id: str) -> Sequence:
-        """A second sequence with the same past. All blocks are shared; an OPEN tail is copied by the first to write."""
-        twin = Sequence(request_id, sequence.root, sequence.block_ids.copy(), keys=list(sequence.keys))
+        """A second sequence with the same past. Its blocks are shared; an OPEN tail is copied by the first to write."""
+        ids = sequence.block_ids[: self.residency.blocks_for(sequence.num_tokens)].copy()
+        twin = Sequence(request_id, sequence.root, ids, keys=list(sequence.keys))
         twin.append_tokens(sequence.tokens)
         self.table.ref_count[twin.block_ids] += 1
         self._open.add(twin)

@@ -150,7 +150,7 @@ class ResidencyManager:
         if count > sequence.growth_blocks and not self.try_extend(sequence, num_new_tokens):
             return False
         if count:
-            new = self._try_new_blocks(len(sequence.block_ids) - int(shared_tail), count, now)
+            new = self._try_new_blocks(count, now)
             if new is None:
                 return False
             if shared_tail:
@@ -167,12 +167,16 @@ class ResidencyManager:
         return max(0, more) + int(num_new_tokens > 0 and self._shared_tail(sequence))
 
     def _shared_tail(self, sequence: Sequence) -> bool:
-        """The next token would be written into a block that another sequence holds too."""
-        if len(sequence.block_ids) == 0 or sequence.num_tokens % self._block_size == 0:
-            return False
-        return bool(self._table.ref_count[sequence.block_ids[-1]] > 1)
+        """The next token would be written into a block that another sequence holds too.
 
-    def _try_new_blocks(self, position: int, count: int, now: float) -> IntArray | None:
+        The tail is where the next token goes, not the last block: after a failed step blocks without tokens follow it.
+        """
+        tail, used = divmod(sequence.num_tokens, self._block_size)
+        if used == 0 or tail >= len(sequence.block_ids):
+            return False
+        return bool(self._table.ref_count[sequence.block_ids[tail]] > 1)
+
+    def _try_new_blocks(self, count: int, now: float) -> IntArray | None:
         """OPEN, pinned blocks in HBM; None and no change if slots or rows are not free yet."""
         table = self._table
         if not self._room.make(Tier.HBM, count, now):
@@ -184,25 +188,29 @@ class ResidencyManager:
         assert slots is not None
         table.place(ids, Tier.HBM, slots)
         table.settle(ids, Tier.HBM)
-        table.position[ids] = np.arange(position, position + count)
         table.ref_count[ids] = 1
         table.pin(ids)
         self._policy.on_allocate(table, ids, now)
         return ids
 
     def _append(self, sequence: Sequence, new: IntArray) -> None:
+        first = len(sequence.block_ids)
+        self._table.position[new] = np.arange(first, first + len(new))
         sequence.block_ids = np.concatenate([sequence.block_ids, new])
         sequence.hbm_slots = np.concatenate([sequence.hbm_slots, self._table.slots_of(new, Tier.HBM)])
 
     def _replace_tail(self, sequence: Sequence, new: IntArray) -> None:
         """Copy-on-write: the sequence gets a tail of its own."""
         table = self._table
-        old = sequence.block_ids[-1:].copy()
+        tail = sequence.num_tokens // self._block_size
+        at = slice(tail, tail + 1)
+        old = sequence.block_ids[at].copy()
         self._copy_in_hbm(table.slots_of(old, Tier.HBM), table.slots_of(new, Tier.HBM))
         table.unpin(old)
         table.ref_count[old] -= 1
-        sequence.block_ids[-1:] = new
-        sequence.hbm_slots[-1:] = table.slots_of(new, Tier.HBM)
+        table.position[new] = tail
+        sequence.block_ids[at] = new
+        sequence.hbm_slots[at] = table.slots_of(new, Tier.HBM)
         self._room.release(old)
 
     def _mark_written(self, sequence: Sequence, num_new_tokens: int) -> None:
