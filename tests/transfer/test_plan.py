@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ def test_neighbours_on_both_sides_become_one_run() -> None:
 def test_runs_name_every_pair_once_in_order(pairs: list[tuple[int, int]]) -> None:
     merged = runs([a for a, _ in pairs], [b for _, b in pairs])
     assert [(a + i, b + i) for a, b, length in merged for i in range(length)] == pairs
-    for (a, b, length), (c, d, _) in zip(merged, merged[1:], strict=False):
+    for (a, b, length), (c, d, _) in itertools.pairwise(merged):
         assert (a + length, b + length) != (c, d), "two runs that could be one"
 
 

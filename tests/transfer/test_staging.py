@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -38,7 +39,7 @@ def test_chunks_are_page_aligned_and_apart() -> None:
     chunks = [staging.try_acquire() for _ in range(4)]
     starts = sorted(chunk.rows.ctypes.data for chunk in chunks if chunk is not None)
     assert all(start % PAGE_BYTES == 0 for start in starts)
-    assert all(b - a >= 3 * PAGE_BYTES for a, b in zip(starts, starts[1:], strict=False))
+    assert all(b - a >= 3 * PAGE_BYTES for a, b in itertools.pairwise(starts))
 
 
 def test_waiting_has_a_deadline() -> None:

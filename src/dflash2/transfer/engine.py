@@ -20,11 +20,17 @@ from dflash2.transfer.lane import Lane, LaneContext
 from dflash2.transfer.route import Route
 from dflash2.transfer.staging import StagingBuffer
 from dflash2.transfer.stats import TransferSnapshot, TransferStats
+from dflash2.transfer.workers import InlineWorkers, ThreadWorkers
 from dflash2.types import Tier
 
 log = logging.getLogger(__name__)
 
 DEFAULT_IO_THREADS = 8
+DEFAULT_COPY_THREADS = 2
+_COPY_LANES = ("swap-in", "swap-out")
+_FILE_LANES = ("load", "store")
+_MIN_COPY_SHARE_BYTES = 512 * 1024
+"""Below this a second thread costs more than it copies."""
 
 
 class ThreadedTransferEngine:
@@ -39,6 +45,7 @@ class ThreadedTransferEngine:
         staging_bytes: budget of the staging buffer; only what can be used of it is allocated.
         swap_batch_size: most blocks moved as one burst.
         io_threads: file threads in each direction.
+        copy_threads: threads that copy between HBM and DRAM in each direction; 0 where the device copies by itself.
         page_lock: page-locks staging memory for the device; None without one.
         clock: monotonic seconds, for statistics; waits use real time.
 
@@ -53,6 +60,7 @@ class ThreadedTransferEngine:
         staging_bytes: int,
         swap_batch_size: int = 32,
         io_threads: int = DEFAULT_IO_THREADS,
+        copy_threads: int = DEFAULT_COPY_THREADS,
         page_lock: PageLock | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,12 +77,11 @@ class ThreadedTransferEngine:
         self._done: deque[Completion] = deque()
         self._next_ticket = 1
         self._closed = False
-        context = LaneContext(self._routes, self._staging, self._stats, FaultLog(log), clock, self._job_ended)
+        self._faults = FaultLog(log)
+        context = LaneContext(self._routes, self._staging, self._stats, self._on_error, clock, self._job_ended)
         self._lanes = {
-            "swap-in": Lane("dflash2-swap-in", context),
-            "swap-out": Lane("dflash2-swap-out", context),
-            "load": Lane("dflash2-load", context, io_threads),
-            "store": Lane("dflash2-store", context, io_threads),
+            name: Lane(f"dflash2-{name}", context, self._workers(name, copy_threads, io_threads), name in _FILE_LANES)
+            for name in (*_COPY_LANES, *_FILE_LANES)
         }
 
     def submit(self, job: CopyJob) -> int:
@@ -173,6 +180,18 @@ class ThreadedTransferEngine:
         if Tier.NVME in (job.src, job.dst):
             return self._lanes["load" if job.src is Tier.NVME else "store"]
         return self._lanes["swap-in" if job.dst is Tier.HBM else "swap-out"]
+
+    def _workers(self, lane: str, copy_threads: int, io_threads: int) -> ThreadWorkers | InlineWorkers:
+        name = f"dflash2-{lane}"
+        if lane in _FILE_LANES:
+            return ThreadWorkers(io_threads, name, self._on_error)
+        if not copy_threads:
+            return InlineWorkers(self._on_error)
+        block_bytes = next(iter(self._routes.values())).src.layout.block_bytes
+        return ThreadWorkers(copy_threads, name, self._on_error, -(-_MIN_COPY_SHARE_BYTES // block_bytes))
+
+    def _on_error(self, error: Exception) -> None:
+        self._faults.report("unexpected error in a transfer", repr(error))
 
     def _job_ended(self, pending: PendingJob) -> None:
         job, wall_s = pending.job, self._clock() - pending.submitted_at

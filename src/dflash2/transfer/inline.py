@@ -12,9 +12,9 @@ from dflash2.errors import IntegrityError
 from dflash2.pools.base import BlockPool
 from dflash2.transfer.base import Completion, CopyJob
 from dflash2.transfer.engine import build_routes, check_destinations, validate
-from dflash2.transfer.file_io import InlineWorkers, Shares
 from dflash2.transfer.jobs import Batch, PendingJob
 from dflash2.transfer.staging import StagingBuffer
+from dflash2.transfer.workers import InlineWorkers, Shares
 from dflash2.types import BoolArray, Tier
 
 

@@ -1,4 +1,4 @@
-"""A lane: one thread that moves batches of certain routes, with file threads under it where a route touches NVMe."""
+"""A lane: one thread that moves batches of certain routes, with workers under it that share each batch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash2.pools.faultlog import FaultLog
-from dflash2.transfer.file_io import FileWorkers, InlineWorkers, Shares
 from dflash2.transfer.jobs import Batch, JobQueue, PendingJob
 from dflash2.transfer.route import Route
 from dflash2.transfer.staging import StagingBuffer, StagingChunk
 from dflash2.transfer.stats import TransferStats
+from dflash2.transfer.workers import InlineWorkers, OnError, Shares, ThreadWorkers
 from dflash2.types import BoolArray, IntArray, Tier
 
 STAGING_TIMEOUT_S = 30.0
@@ -30,7 +29,7 @@ class LaneContext:
         routes: by (source, destination).
         staging: the staging buffer, None where no route is staged.
         stats: counters.
-        faults: log of failures.
+        on_error: told of exceptions that a pool raised.
         clock: monotonic seconds, for statistics.
         on_job_end: called from the lane's thread with each ended job.
     """
@@ -38,7 +37,7 @@ class LaneContext:
     routes: Mapping[tuple[Tier, Tier], Route]
     staging: StagingBuffer | None
     stats: TransferStats
-    faults: FaultLog
+    on_error: OnError
     clock: Callable[[], float]
     on_job_end: Callable[[PendingJob], None]
 
@@ -57,21 +56,25 @@ class _Flight:
 
 
 class Lane:
-    """Moves the batches of its queue, at most ``depth`` at a time.
+    """Moves the batches of its queue.
 
     Args:
         name: of the thread.
         context: what lanes share.
-        file_threads: threads for the NVMe side; 0 for a lane that touches no file.
+        workers: share the work of a batch; the lane stops them.
+        is_file_lane: True where the workers are for the NVMe side of a route, and copies to and from staging are this
+            thread's. Two batches are then under way at once: while one is on the device the next is filled.
     """
 
-    def __init__(self, name: str, context: LaneContext, file_threads: int = 0) -> None:
+    def __init__(
+        self, name: str, context: LaneContext, workers: ThreadWorkers | InlineWorkers, is_file_lane: bool
+    ) -> None:
         self.queue = JobQueue()
         self._context = context
-        self._inline = InlineWorkers(self._on_error)
-        self._files = FileWorkers(file_threads, name, self._on_error) if file_threads else None
-        # Two batches keep the file threads busy while this thread fills or empties the other one's chunk.
-        self._depth = 2 if file_threads else 1
+        self._inline = InlineWorkers(context.on_error)
+        self._shared = workers
+        self._is_file_lane = is_file_lane
+        self._depth = 2 if is_file_lane else 1
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -85,10 +88,8 @@ class Lane:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
-        if self._files is None:
-            return True
-        self._files.stop()
-        return self._files.join(max(0.1, timeout_s - (time.monotonic() - started)))
+        self._shared.stop()
+        return self._shared.join(max(0.1, timeout_s - (time.monotonic() - started)))
 
     def fail(self, batch: Batch, reason: str) -> None:
         """End a batch of which nothing arrived."""
@@ -178,11 +179,8 @@ class Lane:
         job = batch.pending.job
         return self._context.routes[(job.src, job.dst)]
 
-    def _workers(self, on_file: bool) -> FileWorkers | InlineWorkers:
-        return self._files if on_file and self._files is not None else self._inline
-
-    def _on_error(self, error: Exception) -> None:
-        self._context.faults.report("unexpected error in a transfer", repr(error))
+    def _workers(self, on_file: bool) -> ThreadWorkers | InlineWorkers:
+        return self._shared if on_file or not self._is_file_lane else self._inline
 
 
 def _positions(ok: BoolArray) -> IntArray:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash2.pools.base import BlockPool, HostAddressable
-from dflash2.transfer.file_io import Step
 from dflash2.transfer.jobs import Batch
 from dflash2.transfer.staging import StagingChunk, chunk_rows
+from dflash2.transfer.workers import Step
 from dflash2.types import ByteArray, IntArray, Tier
 
 

@@ -1,6 +1,7 @@
-"""A fixed set of threads that take strided shares of a batch: file calls block, so depth comes from threads.
+"""Fixed sets of threads that take shares of a batch.
 
-One future per block would cost 25 to 40 % at 128 KiB; a share costs one hand-over per thread and batch.
+File calls block, so a queue depth towards the device comes from threads; and one core copies about half of what the
+memory can. One future per block would cost 25 to 40 % at 128 KiB; a share costs one hand-over per thread and batch.
 """
 
 from __future__ import annotations
@@ -68,17 +69,19 @@ class InlineWorkers:
         return True
 
 
-class FileWorkers:
+class ThreadWorkers:
     """``num_threads`` daemon threads.
 
     Args:
-        num_threads: queue depth towards the device.
+        num_threads: most shares of a batch.
         name: prefix of the threads' names.
         on_error: told of an exception in a share, whose blocks then count as failed; the thread lives on.
+        min_share_blocks: a batch is not cut into smaller shares than this, where a hand-over would cost more.
     """
 
-    def __init__(self, num_threads: int, name: str, on_error: OnError) -> None:
+    def __init__(self, num_threads: int, name: str, on_error: OnError, min_share_blocks: int = 1) -> None:
         self._on_error = on_error
+        self._min_share_blocks = min_share_blocks
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(num_threads)
@@ -87,11 +90,10 @@ class FileWorkers:
             thread.start()
 
     def start(self, step: Step, num_blocks: int) -> Shares:
-        """Spread ``step`` over the threads; returns at once."""
-        num_shares = min(len(self._threads), num_blocks)
+        """Spread ``step`` over the threads, neighbours together; returns at once."""
+        num_shares = min(len(self._threads), -(-num_blocks // self._min_share_blocks))
         shares = Shares(num_blocks, num_shares)
-        for first in range(num_shares):
-            positions = np.arange(first, num_blocks, num_shares)
+        for positions in np.array_split(np.arange(num_blocks), num_shares) if num_shares else []:
             self._tasks.put(partial(_run_share, step, positions, shares, self._on_error))
         return shares
 
