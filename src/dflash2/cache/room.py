@@ -73,6 +73,7 @@ class Room:
             if dst <= src or not len(ids) or not self._mover.accepts(dst, now):
                 continue
             self.make(dst, len(ids), now)
+            ids = ids[self._table.has(ids, src)]  # making room may have forgotten some of them
             moved = self._mover.copy(ids, src, dst, urgency, evict_source=True)
             begun.append(moved)
             ids = ids[len(moved) :]
@@ -106,16 +107,28 @@ class Room:
     def _forget(self, tier: Tier, count: int, now: float) -> None:
         """Give up cached blocks that nobody holds, followers before their parents."""
         table = self._table
+        target = table.num_free(tier) + count
         idle = self.idle(tier)
         unheld = idle[(table.ref_count[idle] == 0) & (table.state[idle] == BlockState.PUBLISHED)]
-        for block_id in self._policy.order(table, unheld, SURPLUS * count, now):
-            if count <= 0:
-                break
-            if table.num_children[block_id] == 0:
-                self._index.unpublish(int(block_id))
-                self.release(np.array([block_id], np.int32))
-                self._counters.dropped_blocks += 1
-                count -= 1
+        ends = self._policy.order(table, unheld, SURPLUS * count, now)
+        while len(ends) and table.num_free(tier) < target:
+            for block_id in ends.tolist():
+                if table.num_free(tier) < target and table.num_children[block_id] == 0:
+                    self._drop_cached(block_id)
+            unheld = unheld[table.state[unheld] == BlockState.PUBLISHED]
+            ends = unheld[table.num_children[unheld] == 0]
+            ends = self._policy.order(table, ends, target - table.num_free(tier), now)
+        # What is left has followers elsewhere, that a running request holds perhaps. Without this last resort such
+        # blocks could fill a tier and nothing would ever free them.
+        for block_id in self._policy.order(table, unheld, target - table.num_free(tier), now).tolist():
+            if table.num_free(tier) < target and table.state[block_id] == BlockState.PUBLISHED:
+                self._drop_cached(block_id)
+
+    def _drop_cached(self, block_id: int) -> None:
+        """Forget a block and whatever follows it, and free those of them that nobody holds."""
+        taken = np.array(self._index.unpublish(block_id), np.int32)
+        self.release(taken)
+        self._counters.dropped_blocks += int(np.count_nonzero(self._table.state[taken] == BlockState.FREE))
 
     def release(self, ids: IntArray) -> None:
         """Free those of ``ids`` that nobody holds, that are not published and not being copied."""
