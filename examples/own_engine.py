@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, DynamicCache
+from transformers import DynamicCache
 
 from dflash2 import Config, KeyNamespace, Runtime, create_runtime
 from dflash2.cache.sequence import Sequence
-from dflash2.engine.model_loader import load_model
+from dflash2.engine.model_loader import load_model, load_tokenizer
 
 PROMPTS = [
     "Write one sentence about the sea, then explain why it is salty.",
@@ -78,9 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a model folder or a .gguf file")
     source = parser.parse_args().model
-    path = Path(source)
-    where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
-    tokenizer = AutoTokenizer.from_pretrained(path.parent if where else path, **where)
+    tokenizer = load_tokenizer(source)
     loaded = load_model(source)
     model = loaded.model
 
@@ -108,7 +105,7 @@ def main() -> None:
                 "kv_block": {"block_size": BLOCK_SIZE},
             }
         )
-        namespace = KeyNamespace(source, loaded.weights_version, layout.dtype, BLOCK_SIZE)
+        namespace = KeyNamespace(source, loaded.fingerprint, layout.dtype, BLOCK_SIZE)
         runtime = create_runtime(config, layout, namespace)
         print(runtime.startup_line())
         engine = OwnEngine(model, runtime)

@@ -65,7 +65,7 @@ class Player:
             DFlash2Error: a request failed.
         """
         start = time.perf_counter()
-        self._engine.on_logits = self._note_gaps
+        self._engine.on_gaps = self._note_gaps
         for number, chat in enumerate(self._chats):
             self._ask(number, 0, chat.opening)
         while self._engine.has_work:

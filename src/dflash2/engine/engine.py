@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 
 from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
 from dflash2.engine.model_runner import ModelRunner
 from dflash2.engine.request_state import RequestState
-from dflash2.engine.sampling import sample
+from dflash2.engine.sampling import SampleResult, sample
 from dflash2.engine.scheduler import Scheduler
-from dflash2.errors import RequestError
+from dflash2.errors import ModelError, RequestError
 from dflash2.runtime import Runtime
 from dflash2.types import IntArray
 
@@ -50,8 +49,8 @@ class ReferenceEngine:
         self._scheduler = scheduler
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
-        self.on_logits: Callable[[list[str], list[float]], None] | None = None
-        """Told, for each step, the requests sampled and the distance of their two best logits."""
+        self.on_gaps: Callable[[list[str], list[float]], None] | None = None
+        """Told, for each step, the requests sampled and how far the best logit of each was ahead of the second."""
         self._states: dict[str, RequestState] = {}
         self._closed = False
 
@@ -87,9 +86,9 @@ class ReferenceEngine:
             states, batch = scheduled
             logits = self._runner.run(batch)
             wanting = [state for state, wants in zip(states, batch.wants_logits, strict=True) if wants]
-            tokens = self._sample(wanting, logits)
+            sampled = self._sample(wanting, logits)
             self.runtime.complete_step(_computed(states, batch.query_lens))
-            outputs += self._append(wanting, tokens)
+            outputs += self._append(wanting, sampled)
         self._rebalance()
         return outputs
 
@@ -124,15 +123,26 @@ class ReferenceEngine:
         leaving, upcoming = self._scheduler.leaving_next(), self._scheduler.upcoming()
         self.runtime.rebalance([state.blocks for state in leaving], [state.blocks for state in upcoming])
 
-    def _sample(self, states: list[RequestState], logits: torch.Tensor) -> IntArray:
-        if self.on_logits is not None and states:
-            best = logits.topk(2, dim=-1).values
-            self.on_logits([state.request_id for state in states], (best[:, 0] - best[:, 1]).tolist())
-        return sample(logits, [state.request.sampling for state in states], _positions(states))
+    def _sample(self, states: list[RequestState], logits: torch.Tensor) -> SampleResult:
+        result = sample(
+            logits,
+            [state.request.sampling for state in states],
+            [state.seed for state in states],
+            [state.num_output_tokens for state in states],
+            with_gaps=self.on_gaps is not None,
+        )
+        if self.on_gaps is not None and result.gaps is not None:
+            self.on_gaps([state.request_id for state in states], result.gaps.tolist())
+        return result
 
-    def _append(self, states: list[RequestState], tokens: IntArray) -> list[TokenOutput]:
+    def _append(self, states: list[RequestState], sampled: SampleResult) -> list[TokenOutput]:
         outputs = []
-        for state, token in zip(states, tokens.tolist(), strict=True):
+        for state, token, valid in zip(states, sampled.token_ids.tolist(), sampled.is_valid.tolist(), strict=True):
+            if not valid:
+                state.error = ModelError("the model's logits are not finite; its weights or the dtype may be wrong")
+                outputs.append(_output(state, None, FinishReason.ERROR))
+                self._end(state)
+                continue
             state.append(token)
             reason = self._finish_reason(state, token)
             outputs.append(_output(state, token, reason))
@@ -184,10 +194,6 @@ def _computed(states: list[RequestState], counts: IntArray) -> list[tuple[Any, I
         start = state.blocks.num_tokens
         work.append((state.blocks, state.tokens[start : start + count]))
     return work
-
-
-def _positions(states: list[RequestState]) -> IntArray:
-    return np.array([state.num_tokens for state in states], np.int32)
 
 
 def _output(state: RequestState, token: int | None, reason: FinishReason | None) -> TokenOutput:

@@ -6,6 +6,7 @@ import numpy as np
 
 from dflash2.cache.sequence import Sequence
 from dflash2.engine.base import GenerationRequest
+from dflash2.engine.sampling import resolve_seed
 from dflash2.types import IntArray
 
 
@@ -21,6 +22,7 @@ class RequestState:
     def __init__(self, request: GenerationRequest, max_total_tokens: int, deadline_s: float) -> None:
         self.request = request
         self.deadline_s = deadline_s
+        self.seed = resolve_seed(request.sampling)
         self.max_total_tokens = max_total_tokens
         self.num_prompt_tokens = len(request.token_ids)
         self.num_tokens = self.num_prompt_tokens

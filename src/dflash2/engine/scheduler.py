@@ -136,8 +136,10 @@ class Scheduler(ABC):
         ready.sort(key=lambda state: state.is_prefilling)
         picked: dict[RequestState, int] = {}
         for state in ready:
+            if budget == 0 or state not in self.resident:
+                continue
             count = min(state.num_uncomputed, budget)
-            if count and state in self.resident and self._try_grow(state, count, now):
+            if self._try_grow(state, count, now):
                 picked[state] = count
                 budget -= count
         # Making room for one may have taken out another that was picked before.

@@ -1,0 +1,76 @@
+"""From a model and a configuration to an engine that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflash2.build import create_runtime
+from dflash2.config import Config, load_config
+from dflash2.engine.engine import ReferenceEngine
+from dflash2.engine.model_loader import LoadedModel, load_model
+from dflash2.engine.model_runner import ModelRunner
+from dflash2.engine.recompute_scheduler import RecomputeScheduler
+from dflash2.engine.scheduler import SchedulerLimits
+from dflash2.engine.swap_scheduler import SwapScheduler
+from dflash2.errors import ConfigError
+from dflash2.table.keys import KeyNamespace
+
+
+def create_engine(
+    model: str,
+    config_path: Path | None,
+    dtype: str = "auto",
+    max_context_tokens: int | None = None,
+    device: str = "cpu",
+) -> ReferenceEngine:
+    """Load a model and build an engine for it.
+
+    Args:
+        model: model folder, GGUF file or hub id.
+        config_path: ``dflash2_config.json``; None: the defaults with ``enable: true``.
+        dtype: of weights and KV, such as ``float32``; ``auto`` is float32 on a CPU and bfloat16 elsewhere.
+        max_context_tokens: cap on prompt plus output; None: the model's own.
+        device: torch device.
+
+    Raises:
+        ConfigError, CapacityError, StorageError, ModelError: with what to do.
+    """
+    config = Config(enable=True) if config_path is None else load_config(config_path)
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    return assemble_engine(load_model(model, dtype=dtype, device=device), config, max_context_tokens)
+
+
+def assemble_engine(loaded: LoadedModel, config: Config, max_context_tokens: int | None = None) -> ReferenceEngine:
+    """Build an engine around a model that is loaded already; several may share one model, one after the other.
+
+    Args:
+        loaded: the model.
+        config: unless ``enable`` is true the engine has HBM only and recomputes when it is full.
+        max_context_tokens: cap on prompt plus output; None: the model's own.
+
+    Raises:
+        ConfigError, CapacityError, StorageError: see ``create_runtime``.
+    """
+    context = max_context_tokens or loaded.max_context
+    if context > loaded.max_context:
+        raise ConfigError(f"a context of {context} tokens was asked for; the model has {loaded.max_context}")
+    layout = loaded.kv_layout(config.kv_block.block_size)
+    namespace = KeyNamespace(loaded.config.model_type, loaded.fingerprint, layout.dtype, layout.block_size)
+    runtime = create_runtime(config, layout, namespace, device=str(loaded.model.device))
+    scheduling = config.scheduling
+    limits = SchedulerLimits(
+        scheduling.max_batch_tokens,
+        scheduling.max_running,
+        scheduling.quantum_tokens,
+        scheduling.admission_timeout_s,
+    )
+    scheduler = SwapScheduler if config.enable else RecomputeScheduler
+    return ReferenceEngine(
+        runtime,
+        ModelRunner(loaded.model, runtime.hbm_tensor, layout),
+        scheduler(runtime, limits),
+        max_context_tokens=context,
+        eos_token_ids=frozenset(loaded.eos_token_ids),
+        vocab_size=loaded.vocab_size,
+    )
