@@ -179,13 +179,11 @@ class ResidencyManager:
     def _try_new_blocks(self, count: int, now: float) -> IntArray | None:
         """OPEN, pinned blocks in HBM; None and no change if slots or rows are not free yet."""
         table = self._table
-        if not self._room.make(Tier.HBM, count, now):
+        if not self._room.make(Tier.HBM, count, now) or not self._room.make_rows(count, now):
             return None
         ids = table.try_allocate(count)
-        if ids is None:
-            return None
         slots = table.tiers[Tier.HBM].try_take(count)
-        assert slots is not None
+        assert ids is not None and slots is not None
         table.place(ids, Tier.HBM, slots)
         table.settle(ids, Tier.HBM)
         table.ref_count[ids] = 1

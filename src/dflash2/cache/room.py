@@ -52,6 +52,17 @@ class Room:
             self._forget(tier, short, now)
         return table.num_free(tier) >= count
 
+    def make_rows(self, count: int, now: float) -> bool:
+        """Whether ``count`` rows of the page table are free, after forgetting cached blocks if need be.
+
+        There is a row for every slot, but a block that was lost keeps its row, without a slot, until its holder notices.
+        """
+        for tier in reversed(Tier):
+            short = count - self._table.num_free_rows
+            if short > 0:
+                self._forget(tier, short, now)
+        return self._table.num_free_rows >= count
+
     def idle(self, tier: Tier) -> IntArray:
         """Blocks whose slot on ``tier`` may be given up: no copy in flight and, in HBM, no pin."""
         table = self._table

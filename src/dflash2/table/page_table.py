@@ -76,6 +76,10 @@ class PageTable:
         columns = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
         return sum(column.itemsize * (column.shape[1] if column.ndim > 1 else 1) for column in columns)
 
+    @property
+    def num_free_rows(self) -> int:
+        return self._rows.num_free
+
     def num_free(self, tier: Tier) -> int:
         return self.tiers[tier].num_free
 
