@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,7 +144,7 @@ def test_without_stop_strings_nothing_is_held() -> None:
 )
 def test_how_the_text_is_cut_makes_no_difference(text: str, stops: list[str], cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    parts = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [text[a:b] for a, b in pairwise(edges)]
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     if not ends:
         assert stop_text(parts, stops) == (text, False)

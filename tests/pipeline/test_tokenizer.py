@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,16 +69,3 @@ def test_many_threads_at_once_agree(tokenizer: Tokenizer) -> None:
 def test_a_slow_tokenizer_is_refused() -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         Tokenizer(object())
-
-
-def test_a_folder_is_loaded(tmp_path: Path) -> None:
-    tiny_hf_tokenizer().save_pretrained(tmp_path)
-    tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.encode("ab", add_special_tokens=False).tolist() == [97, 98]
-    tokenizer.close()
-
-
-@pytest.mark.parametrize("name", ["nothing-here", "nothing.gguf"])
-def test_what_cannot_be_loaded_is_a_model_error(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ModelError, match="nothing"):
-        Tokenizer.load(tmp_path / name)

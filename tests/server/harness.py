@@ -14,6 +14,8 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from tests.engine.fake_engine import FakeEngine
+from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
 
 from dflash2.engine.async_engine import AsyncEngine
 from dflash2.pipeline.chat import ChatRenderer
@@ -21,8 +23,6 @@ from dflash2.pipeline.tokenizer import Tokenizer
 from dflash2.server.app import create_app
 from dflash2.server.context import ServerContext, ServerSettings
 from dflash2.server.generation import Frontend
-from tests.engine.fake_engine import FakeEngine
-from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
 
 MODEL = "org/tiny"
 

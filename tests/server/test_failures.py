@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
+from tests.engine.fake_engine import Failed, FakeEngine, says
+from tests.server.harness import MODEL, RunningServer, serving, until
 
 from dflash2.engine.base import FinishReason
 from dflash2.errors import DeadlineExceeded, RequestError
-from tests.engine.fake_engine import Failed, FakeEngine, says
-from tests.server.harness import MODEL, RunningServer, serving, until
 
 A, B = ord("a"), ord("b")
 ENDLESS = {"model": MODEL, "prompt": "abc", "max_tokens": 10**6}

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-
 from tests.engine.fake_engine import FakeEngine
 from tests.server.harness import MODEL, RunningServer, serving, until
 
@@ -43,7 +42,11 @@ def test_chat(client: openai.OpenAI) -> None:
     choice = answer.choices[0]
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", ECHO, "length")
     usage = answer.usage
-    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (NUM_PROMPT, NUM_PROMPT, 2 * NUM_PROMPT)
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (
+        NUM_PROMPT,
+        NUM_PROMPT,
+        2 * NUM_PROMPT,
+    )
 
 
 def test_chat_without_a_limit_may_use_the_whole_context(client: openai.OpenAI, engine: FakeEngine) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-
-from dflash2.errors import RequestTooLarge
 from tests.engine.fake_engine import FakeEngine
 from tests.server.harness import MODEL, RunningServer, serving
+
+from dflash2.errors import RequestTooLarge
 
 USER = [{"role": "user", "content": "hi"}]
 MAX_BODY = 20_000
@@ -70,7 +70,11 @@ TEXT: dict[str, Any] = {"model": MODEL, "prompt": "hi"}
         ({"cache_salt": ""}, "invalid_value", "cache_salt"),
         ({"stream": "yes"}, "invalid_value", "stream"),
         ({"stream_options": {"include_usage": True}}, None, "stream_options"),
-        ({"stream": True, "stream_options": {"includeusage": True}}, "unknown_parameter", "stream_options.includeusage"),
+        (
+            {"stream": True, "stream_options": {"includeusage": True}},
+            "unknown_parameter",
+            "stream_options.includeusage",
+        ),
         ({"temprature": 1}, "unknown_parameter", "temprature"),
         ({"n": 2}, "unsupported_parameter", "n"),
         ({"best_of": 2}, "unsupported_parameter", "best_of"),
@@ -103,7 +107,23 @@ def test_numbers_that_are_none(server: RunningServer, field: str, number: str) -
 
 @pytest.mark.parametrize(
     "prompt",
-    [None, "", [], [""], ["a", ""], [[]], [[1], []], 5, {"a": 1}, ["a", 1], [1, "a"], [1.0], [True], [[1], "a"], [[[1]]]],
+    [
+        None,
+        "",
+        [],
+        [""],
+        ["a", ""],
+        [[]],
+        [[1], []],
+        5,
+        {"a": 1},
+        ["a", 1],
+        [1, "a"],
+        [1.0],
+        [True],
+        [[1], "a"],
+        [[[1]]],
+    ],
 )
 def test_bad_prompts(server: RunningServer, prompt: object) -> None:
     message = check(server.post("/v1/completions", {"model": MODEL, "prompt": prompt}), 400, None, "prompt")
@@ -169,7 +189,9 @@ def test_larger_than_the_engine(server: RunningServer, stream: bool, prompt: obj
     assert message == "larger than the pool"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b'"x"', b"\xff\xfe", b'{"a": "\\ud800"}', b"[" * 10_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b"null", b'"x"', b"\xff\xfe", b'{"a": "\\ud800"}', b"[" * 10_000]
+)
 def test_bad_json(server: RunningServer, content: bytes) -> None:
     answer = server.post("/v1/completions", content=content, headers={"content-type": "application/json"})
     check(answer, 400, "invalid_json", None)

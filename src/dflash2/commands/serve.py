@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
         load_config(args.config)
     template = None if args.chat_template is None else _read_template(args.chat_template)
-    settings = _settings(args)
+    settings = make_settings(args)
     with _listen(args.host, args.port) as listener:
         if settings.api_key is None and not _is_loopback(listener):
             print(f"dflash2: warning: everybody who reaches {args.host} may use this server", file=sys.stderr)
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         return serve(engine, tokenizer, settings, listener, template, access_log=args.access_log)
 
 
-def _settings(args: argparse.Namespace) -> ServerSettings:
+def make_settings(args: argparse.Namespace) -> ServerSettings:
+    """The server's settings from the command line and the environment."""
     from dflash2.server.context import ServerSettings
     from dflash2.types import MIB
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,29 +40,6 @@ class Tokenizer:
         self._backend = backend
         self._short_lane = ThreadPoolExecutor(num_threads, thread_name_prefix="dflash2-tokenizer")
         self._long_lane = ThreadPoolExecutor(1, thread_name_prefix="dflash2-tokenizer-long")
-
-    @classmethod
-    def load(cls, source: str | Path, num_threads: int = 2) -> Tokenizer:
-        """Load the tokenizer that belongs to a model.
-
-        Args:
-            source: a model folder, a ``.gguf`` file, or a name that ``transformers`` resolves.
-            num_threads: as for the class.
-
-        Raises:
-            ModelError: nothing can be loaded from there.
-        """
-        from transformers import AutoTokenizer
-
-        path = Path(source)
-        try:
-            if path.suffix == ".gguf":
-                hf = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-            else:
-                hf = AutoTokenizer.from_pretrained(str(source))
-        except (OSError, ValueError, ImportError) as error:
-            raise ModelError(f"no tokenizer can be loaded from {source}: {error}") from error
-        return cls(hf, num_threads)
 
     @property
     def hf(self) -> Any:

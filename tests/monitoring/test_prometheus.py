@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dflash2.monitoring.counters import CacheCounters
+from dflash2.monitoring.prometheus import METRICS, render
+
+
+def series(stats: dict) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(render(stats).decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_every_series_exists_before_anything_happened() -> None:
+    empty = series({})
+    assert set(empty.values()) == {0.0}
+    assert len(empty) == sum(3 if metric.per_tier else 1 for metric in METRICS)
+    assert set(empty) == set(series({"counters": {"swap_in_blocks": 5}}))
+
+
+def test_values_come_from_their_place() -> None:
+    stats = {
+        "enabled": True,
+        "hbm_hit_rate": 0.98,
+        "tiers": {"nvme": {"pool_bytes": 2**45}},
+        "counters": {"swap_in_blocks": 7, "hit_tokens_dram": 9},
+        "scheduler": {"waiting_requests": 3},
+        "server": {"engine_up": True, "http_requests": [{"route": "/health", "status": 200, "count": 4}]},
+    }
+    found = series(stats)
+    expected = {
+        ("dflash2_enabled", ()): 1,
+        ("dflash2_engine_up", ()): 1,
+        ("dflash2_hbm_hit_ratio", ()): 0.98,
+        ("dflash2_tier_capacity_bytes", (("tier", "nvme"),)): 2**45,
+        ("dflash2_tier_capacity_bytes", (("tier", "hbm"),)): 0,
+        ("dflash2_swap_in_blocks_total", ()): 7,
+        ("dflash2_prefix_hit_tokens_total", (("tier", "dram"),)): 9,
+        ("dflash2_requests_waiting", ()): 3,
+        ("dflash2_http_requests_total", (("route", "/health"), ("status", "200"))): 4,
+    }
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_every_counter_of_the_cache_is_exported_once() -> None:
+    counted = [name for name, _ in CacheCounters().flat()]
+    exported = [
+        metric.path[1].replace("{tier}", tier)
+        for metric in METRICS
+        if metric.path[0] == "counters"
+        for tier in (("hbm", "dram", "nvme") if metric.per_tier else ("",))
+    ]
+    assert sorted(exported) == sorted(counted)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_names_follow_the_conventions(metric) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
+    assert not metric.name.endswith(("_total", "_mb", "_ms", "_percent", "_rate"))
+    assert metric.help.endswith(".")
+
+
+def test_names_are_unique() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+def test_a_renamed_metric_breaks_dashboards() -> None:
+    """A change here is a breaking change and belongs in the changelog."""
+    names = {metric.name + ("_total" if metric.kind == "counter" else "") for metric in METRICS}
+    assert names >= {
+        "engine_up",
+        "enabled",
+        "tier_capacity_blocks",
+        "tier_capacity_bytes",
+        "tier_used_blocks",
+        "hbm_hit_ratio",
+        "prefix_hit_ratio",
+        "swap_in_blocks_total",
+        "swap_in_bytes_total",
+        "swap_out_blocks_total",
+        "swap_out_bytes_total",
+        "prefetch_used_blocks_total",
+        "prefetch_late_blocks_total",
+        "prefetch_wasted_blocks_total",
+        "requests_waiting",
+        "requests_admitted_total",
+        "requests_timed_out_total",
+        "computed_tokens_total",
+        "recomputed_tokens_total",
+    }
