@@ -173,7 +173,8 @@ class Mover:
         bad = failed[completion.bad_source[~completion.ok]]
         if len(bad) < len(failed) and job.dst is Tier.NVME:
             self._retry_at[Tier.NVME] = now + WRITE_RETRY_S
-        bad = bad[table.has(bad, job.src)]
+        # A slot that another copy still reads is not given up; that copy will find it bad as well.
+        bad = bad[table.has(bad, job.src) & (table.busy[bad] == 0)]
         table.drop(bad, job.src, retire=job.src is Tier.NVME)
         lost = bad[table.present[bad] == 0]
         self._counters.lost_blocks += len(lost)
