@@ -122,7 +122,7 @@ class Runtime:
     def close(self, sequence: Sequence) -> None:
         """End a request in whatever state it is; its full blocks stay as cache. Idempotent."""
         if not sequence.closed:
-            self.cache.close(sequence)
+            self.cache.close(sequence, self.clock())
             if self.ledger.holds(sequence.request_id):
                 self.ledger.release(sequence.request_id)
 
@@ -142,7 +142,7 @@ class Runtime:
 
     def pause(self, sequence: Sequence) -> None:
         """Let others have its HBM: its blocks may be swapped out from now on. Nothing is lost."""
-        self.cache.residency.leave(sequence)
+        self.cache.residency.leave(sequence, self.clock())
 
     def recover(self, sequence: Sequence, *, give_up_loads: bool = False) -> int | None:
         """Cut an entering sequence back to what can still be had, after a copy was lost or took too long.
@@ -161,7 +161,7 @@ class Runtime:
             keep = int(absent[0]) if len(absent) else None
         if keep is None:
             return None
-        cache.residency.leave(sequence)
+        cache.residency.leave(sequence, self.clock())
         cache.truncate(sequence, keep)
         return sequence.num_tokens
 

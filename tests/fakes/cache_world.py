@@ -159,10 +159,10 @@ class CacheWorld:
         return True
 
     def leave(self, request: Request) -> None:
-        self.cache.residency.leave(request.sequence)
+        self.cache.residency.leave(request.sequence, self.now)
 
     def close(self, request: Request) -> None:
-        self.cache.close(request.sequence)
+        self.cache.close(request.sequence, self.now)
         self.ledger.release(request.sequence.request_id)
         self.requests.remove(request)
 
@@ -176,7 +176,7 @@ class CacheWorld:
             absent = np.flatnonzero(~self.table.has(sequence.block_ids, Tier.HBM))
             keep = int(absent[0]) if len(absent) else None
         if keep is not None:
-            self.cache.residency.leave(sequence)
+            self.cache.residency.leave(sequence, self.now)
             self.cache.truncate(sequence, keep)
 
     def rebalance(self, leaving: list[Request]) -> None:

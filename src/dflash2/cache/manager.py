@@ -118,11 +118,11 @@ class CacheManager:
         self._open.add(twin)
         return twin
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Sequence, now: float) -> None:
         """End a sequence in whatever state it is. Published blocks stay as cache. Idempotent."""
         if sequence.closed:
             return
-        self.residency.leave(sequence)
+        self.residency.leave(sequence, now)
         self._release_from(sequence, 0)
         self._open.discard(sequence)
         sequence.closed = True
@@ -224,6 +224,7 @@ class CacheManager:
         sequence.keep_tokens(num_blocks * self.block_size)
         del sequence.keys[num_blocks:]
         self.table.ref_count[gone] -= 1
+        self.table.next_use[gone] = np.inf  # the queue expected this sequence, not its blocks
         self._reap(gone)
 
     def _reap(self, ids: IntArray) -> None:

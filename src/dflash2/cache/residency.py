@@ -123,11 +123,12 @@ class ResidencyManager:
         lost = np.flatnonzero(self._table.present[sequence.block_ids] == 0)
         return int(lost[0]) if len(lost) else None
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: Sequence, now: float) -> None:
         """Unpin a sequence between two steps: its blocks may be moved. No effect on a paused one."""
         if sequence.residency is Residency.PAUSED:
             return
         self._table.unpin(sequence.block_ids)
+        self._table.last_use[sequence.block_ids] = now  # each step until now has read all of them
         self.num_promised -= sequence.growth_blocks
         sequence.growth_blocks = 0
         sequence.residency = Residency.PAUSED
