@@ -300,7 +300,7 @@ def test_integrity_check_finds_a_header_that_memory_does_not_know(tmp_path: Path
     pool = nvme_pool(tmp_path)
     write_blocks(pool, [1], [1])
     pool.check_integrity()
-    pool._valid[1] = False
+    pool._headers._valid[1] = False
     with pytest.raises(IntegrityError, match="differ"):
         pool.check_integrity()
     pool.close()

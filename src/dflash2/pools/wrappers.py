@@ -96,7 +96,7 @@ class FailPool(PoolWrapper):
 
 
 class CorruptPool(PoolWrapper):
-    """Flips one bit of what is read from the slots that ``corrupts`` picks, and says nothing: what a test must notice."""
+    """Flips one bit of what is read from the slots that ``corrupts`` picks, and says nothing."""
 
     def __init__(self, inner: BlockPool, corrupts: Callable[[int], bool]) -> None:
         super().__init__(inner)

@@ -9,23 +9,14 @@ One thread moves about half of what the memory can: the engine gives each direct
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from dflash2.transfer.plan import merge_runs
 from dflash2.types import ByteArray, IntArray
 
 _WORD_BYTES = 8  # torch copies rows of int64 faster than rows of uint8
-
-
-@dataclass(frozen=True, slots=True)
-class _Fill:
-    """Rows ``first`` to ``first + length - 1`` of the destination from the source rows ``index``."""
-
-    first: int
-    length: int
-    index: torch.Tensor
 
 
 class CpuCopier:
@@ -33,15 +24,15 @@ class CpuCopier:
 
     def gather(self, pieces: Sequence[torch.Tensor], slots: IntArray, buffer: ByteArray, rows: IntArray) -> None:
         """Pool to host rows."""
-        copies, fills = _plan(slots, rows)
+        plan = _Plan(slots, rows)
         for piece, columns in zip(pieces, _columns(pieces, buffer), strict=True):
-            _apply(copies, fills, piece, columns)
+            plan.apply(piece, columns)
 
     def scatter(self, pieces: Sequence[torch.Tensor], slots: IntArray, buffer: ByteArray, rows: IntArray) -> None:
         """Host rows to pool."""
-        copies, fills = _plan(rows, slots)
+        plan = _Plan(rows, slots)
         for piece, columns in zip(pieces, _columns(pieces, buffer), strict=True):
-            _apply(copies, fills, columns, piece)
+            plan.apply(columns, piece)
 
 
 def _columns(pieces: Sequence[torch.Tensor], buffer: ByteArray) -> list[torch.Tensor]:
@@ -51,36 +42,24 @@ def _columns(pieces: Sequence[torch.Tensor], buffer: ByteArray) -> list[torch.Te
     return [host[:, end - piece.shape[1] : end] for piece, end in zip(pieces, ends, strict=True)]
 
 
-def _plan(src_rows: IntArray, dst_rows: IntArray) -> tuple[list[tuple[int, int, int]], list[_Fill]]:
-    """What to copy as plain runs ``(src, dst, length)``, and what to collect from scattered rows.
+class _Plan:
+    """The runs of one batch, ready to be applied to every piece."""
 
-    Lists, not arrays: a batch has a few dozen rows, and NumPy would take longer to start than to count them.
-    """
-    copies: list[tuple[int, int, int]] = []
-    fills: list[_Fill] = []
-    pairs = sorted(zip(dst_rows.tolist(), src_rows.tolist(), strict=True))
-    start = 0
-    for stop in range(1, len(pairs) + 1):
-        if stop < len(pairs) and pairs[stop][0] == pairs[stop - 1][0] + 1:
-            continue
-        first, sources = pairs[start][0], [source for _, source in pairs[start:stop]]
-        if sources == list(range(sources[0], sources[0] + len(sources))):
-            copies.append((sources[0], first, len(sources)))
-        else:
-            fills.append(_Fill(first, len(sources), torch.tensor(sources)))
-        start = stop
-    return copies, fills
+    def __init__(self, src_rows: IntArray, dst_rows: IntArray) -> None:
+        runs = merge_runs(src_rows, dst_rows)
+        self._straight = [(run.src[0], run.dst, len(run.src)) for run in runs if run.is_straight]
+        self._collected = [(torch.tensor(run.src), run.dst, len(run.src)) for run in runs if not run.is_straight]
 
-
-def _apply(copies: list[tuple[int, int, int]], fills: list[_Fill], src: torch.Tensor, dst: torch.Tensor) -> None:
-    if copies:
-        src_bytes, dst_bytes = src.numpy(), dst.numpy()
-        for i, j, length in copies:
-            dst_bytes[j : j + length] = src_bytes[i : i + length]
-    if fills:
-        src, dst = _as_words(src, dst)
-        for fill in fills:
-            torch.index_select(src, 0, fill.index, out=dst[fill.first : fill.first + fill.length])
+    def apply(self, src: torch.Tensor, dst: torch.Tensor) -> None:
+        """Copy rows between two uint8 matrices."""
+        if self._straight:
+            src_bytes, dst_bytes = src.numpy(), dst.numpy()
+            for first, start, length in self._straight:
+                dst_bytes[start : start + length] = src_bytes[first : first + length]
+        if self._collected:
+            src, dst = _as_words(src, dst)
+            for index, start, length in self._collected:
+                torch.index_select(src, 0, index, out=dst[start : start + length])
 
 
 def _as_words(src: torch.Tensor, dst: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

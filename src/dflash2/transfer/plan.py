@@ -1,32 +1,44 @@
-"""Turns pairs of slots into as few copies as possible: neighbours on both sides become one run."""
+"""Turns pairs of rows into as few copies as possible: runs of neighbours, and rows collected into a run."""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
 from dflash2.types import IntArray
 
 
-def merge_runs(src: IntArray, dst: IntArray) -> list[tuple[int, int, int]]:
-    """Merge positions that are neighbours on both sides.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Destination rows ``dst`` to ``dst + len(src) - 1``, each from the source row at the same place in ``src``."""
+
+    dst: int
+    src: list[int]
+
+    @property
+    def is_straight(self) -> bool:
+        """True where the source rows are neighbours too, in order: one plain copy."""
+        first = self.src[0]
+        return self.src == list(range(first, first + len(self.src)))
+
+
+def merge_runs(src_rows: IntArray, dst_rows: IntArray) -> list[Run]:
+    """Group copies ``src_rows[i] -> dst_rows[i]`` by neighbouring destinations; the order of copies is free.
+
+    Lists, not arrays: a batch has a few dozen rows, and NumPy would take longer to start than to count them.
 
     Args:
-        src: int32 ``[n]``.
-        dst: int32 ``[n]``; element i goes from ``src[i]`` to ``dst[i]``.
+        src_rows: int32 ``[n]``.
+        dst_rows: int32 ``[n]``, distinct.
 
     Returns:
-        ``(first src, first dst, length)`` per run, in the given order; lengths sum to n.
+        The fewest runs, ascending; together they name every pair once.
     """
-    if not len(src):
-        return []
-    starts = run_starts(src, dst)
-    lengths = np.diff(starts, append=len(src))
-    return list(zip(src[starts].tolist(), dst[starts].tolist(), lengths.tolist(), strict=True))
-
-
-def run_starts(*columns: IntArray) -> IntArray:
-    """Indices at which a run of consecutive values (in every column at once) begins; the first is 0."""
-    breaks = np.zeros(len(columns[0]) - 1, dtype=np.bool_)
-    for column in columns:
-        breaks |= np.diff(column) != 1
-    return np.concatenate(([0], np.flatnonzero(breaks) + 1)).astype(np.int32)
+    runs: list[Run] = []
+    expected: int | None = None
+    for dst, src in sorted(zip(dst_rows.tolist(), src_rows.tolist(), strict=True)):
+        if dst == expected:
+            runs[-1].src.append(src)
+        else:
+            runs.append(Run(dst, [src]))
+        expected = dst + 1
+    return runs

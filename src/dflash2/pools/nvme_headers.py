@@ -1,0 +1,130 @@
+"""The headers of an NVMe pool: columns in memory that answer, and the index file that a restart reads."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+
+from dflash2.errors import IntegrityError
+from dflash2.pools.faultlog import FaultLog
+from dflash2.pools.fileops import FileOps, write_fully
+from dflash2.pools.nvme_format import EMPTY_HEADER, HEADER_BYTES, pack_header
+from dflash2.pools.nvme_recovery import RecoveredBlocks, newest_of_each_key, scan
+from dflash2.types import KEY_BYTES, PAGE_BYTES, BoolArray, ByteArray, IntArray
+
+
+class HeaderTable:
+    """One header per slot. Thread-safe for disjoint slots.
+
+    A slot is readable from ``commit`` to ``forget``; a quarantined one never again. The file is told before memory
+    says that a block is there, and memory before the file when it goes, so the file never promises more than memory.
+
+    Args:
+        index_fd: the open index file.
+        num_slots: how many headers.
+        payload_bytes: bytes under each checksum.
+        ops: file calls.
+        faults: where failures are counted, as ``header write error``.
+
+    Attributes:
+        recovered: what the file held, newest copy of each key; older copies are forgotten.
+    """
+
+    def __init__(self, index_fd: int, num_slots: int, payload_bytes: int, ops: FileOps, faults: FaultLog) -> None:
+        self._fd = index_fd
+        self._num_slots = num_slots
+        self._payload_bytes = payload_bytes
+        self._ops = ops
+        self._faults = faults
+        self._lock = threading.Lock()
+        self._keys: ByteArray = np.zeros((num_slots, KEY_BYTES), dtype=np.uint8)
+        self._checksums = np.zeros(num_slots, dtype=np.uint64)
+        self._valid: BoolArray = np.zeros(num_slots, dtype=np.bool_)
+        self._quarantined: BoolArray = np.zeros(num_slots, dtype=np.bool_)
+        found = scan(index_fd, num_slots, payload_bytes)
+        newest = newest_of_each_key(found.keys)
+        self._generation = found.next_generation
+        self._keys[found.slots] = found.keys
+        self._checksums[found.slots] = found.checksums
+        self._valid[found.slots] = True
+        self.recovered = RecoveredBlocks(found.slots[newest], found.keys[newest])
+        self.forget(found.slots[~newest])
+
+    @property
+    def quarantined_slots(self) -> IntArray:
+        """int32, ascending."""
+        return np.flatnonzero(self._quarantined).astype(np.int32)
+
+    def readable(self, slots: IntArray, keys: ByteArray | None) -> BoolArray:
+        """bool ``[n]``: there is a block at the slot, and it is the one of that key if ``keys`` are given."""
+        with self._lock:
+            ok = self._valid[slots]
+        return ok if keys is None else ok & np.asarray((self._keys[slots] == keys).all(axis=1))
+
+    def checksum(self, slot: int) -> int:
+        """xxh3-64 of the payload."""
+        return int(self._checksums[slot])
+
+    def forget(self, slots: IntArray) -> BoolArray:
+        """Make slots unreadable, in the file too.
+
+        Returns:
+            bool ``[n]``; False where the file could not be told or the slot is under quarantine: it must not be
+            written, for its old header would then stand over a new payload.
+        """
+        with self._lock:
+            told = slots[self._valid[slots]]
+            self._valid[slots] = False
+        lost = [slot for slot in told.tolist() if not self._write(slot, EMPTY_HEADER)]
+        self.quarantine(np.array(lost, dtype=np.int32))
+        return ~self._quarantined[slots]
+
+    def commit(self, slot: int, key: bytes | None, checksum: int) -> bool:
+        """Make a slot readable; False if the file could not be told, and then it is not."""
+        with self._lock:
+            generation = self._generation
+            self._generation += 1
+        if not self._write(slot, pack_header(key, checksum, generation, self._payload_bytes)):
+            return False
+        with self._lock:
+            self._checksums[slot] = checksum
+            self._keys[slot] = 0 if key is None else np.frombuffer(key, dtype=np.uint8)
+            self._valid[slot] = True
+        return True
+
+    def quarantine(self, slots: IntArray) -> None:
+        """Never read or write these slots again."""
+        with self._lock:
+            self._valid[slots] = False
+            self._quarantined[slots] = True
+        for slot in slots.tolist():
+            self._write(slot, EMPTY_HEADER)
+
+    def sync(self) -> bool:
+        """Bring the file to the medium; False if the system could not."""
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self._faults.report("header write error", f"not synced: {error}")
+            return False
+        return True
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if a quarantined slot is readable or the file promises what memory does not."""
+        if bool((self._valid & self._quarantined).any()):
+            raise IntegrityError("a quarantined NVMe slot is readable")
+        found = scan(self._fd, self._num_slots, self._payload_bytes)
+        wrong = found.slots[~self._valid[found.slots] | (self._checksums[found.slots] != found.checksums)]
+        wrong = wrong[~self._quarantined[wrong]]  # a dying disk may refuse to forget
+        if len(wrong):
+            raise IntegrityError(f"NVMe headers on disk differ from memory at slots {wrong[:8].tolist()}")
+
+    def _write(self, slot: int, header: bytes) -> bool:
+        try:
+            write_fully(self._ops, self._fd, memoryview(header), PAGE_BYTES + slot * HEADER_BYTES)
+        except OSError as error:
+            self._faults.report("header write error", f"slot {slot}: {error}")
+            return False
+        return True
