@@ -1,10 +1,12 @@
-"""``dflash2 config``: write a first configuration file, and check one."""
+"""``dflash2 config``: write a first configuration file, check one, or make one from old environment variables."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 from dflash2.errors import DFlash2Error, StorageError
 
@@ -12,8 +14,8 @@ DEFAULT_NAME = "dflash2_config.json"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``config`` with its own sub-commands ``init`` and ``check``."""
-    parser = subparsers.add_parser("config", help="write or check a configuration file")
+    """Add ``config`` with its own sub-commands ``init``, ``check`` and ``migrate``."""
+    parser = subparsers.add_parser("config", help="write, check or migrate a configuration file")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
     init = actions.add_parser("init", help="write a configuration file with the defaults for this machine")
@@ -30,6 +32,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     check.add_argument("--world-size", type=_positive, default=1, metavar="N", help="ranks that share it (default 1)")
     check.set_defaults(run=_check)
 
+    migrate = actions.add_parser(
+        "migrate",
+        help="write a configuration file from the first generation's environment variables",
+        description="Reads DFLASH_OFFLOAD_ENABLE, DFLASH_DRAM_LIMIT and other DFLASH_* from the environment, and says "
+        "what was made of each. A bare number of a size is taken as GiB below 1024, as bytes from 2^30 on, and as MiB "
+        "between; GB is 10^9 bytes, G and GiB are 2^30.",
+    )
+    migrate.add_argument("path", nargs="?", type=Path, default=Path(DEFAULT_NAME), metavar="PATH", help=DEFAULT_NAME)
+    migrate.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    migrate.set_defaults(run=_migrate)
+
 
 def _init(args: argparse.Namespace) -> int:
     from dflash2.config import Config, MemoryConfig, effective
@@ -37,14 +50,7 @@ def _init(args: argparse.Namespace) -> int:
 
     dram_mb = effective(Config()).dram_machine_bytes // MIB
     values = Config(enable=True, memory=MemoryConfig(dram_capacity_mb=dram_mb)).model_dump(exclude_none=True)
-    try:
-        with args.path.open("w" if args.force else "x", encoding="utf-8") as stream:
-            stream.write(json.dumps(values, indent=2) + "\n")
-    except FileExistsError as error:
-        raise StorageError(f"{args.path} exists; --force overwrites it") from error
-    except OSError as error:
-        raise StorageError(f"cannot write {args.path}: {error.strerror or error}") from error
-    print(f"wrote {args.path}")
+    _write(args.path, values, force=args.force)
     return 0
 
 
@@ -59,6 +65,28 @@ def _check(args: argparse.Namespace) -> int:
         # The file may be meant for another machine, so this is said but is not the file's fault.
         print(f"but it does not fit this machine: {error}")
     return 0
+
+
+def _migrate(args: argparse.Namespace) -> int:
+    from dflash2.config.first_generation import migrate, old_variables
+
+    if not old_variables(os.environ):
+        raise DFlash2Error("no DFLASH_* variable is set, so there is nothing to migrate; run it where the service runs")
+    migration = migrate(os.environ)
+    _write(args.path, migration.document, force=args.force)
+    print("\n".join(migration.notes))
+    return 0
+
+
+def _write(path: Path, values: dict[str, Any], *, force: bool) -> None:
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as stream:
+            stream.write(json.dumps(values, indent=2) + "\n")
+    except FileExistsError as error:
+        raise StorageError(f"{path} exists; --force overwrites it") from error
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    print(f"wrote {path}")
 
 
 def _positive(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def effective(
         dram_rank_bytes=_share(dram * MIB, ranks),
         nvme_machine_bytes=nvme * MIB,
         nvme_rank_bytes=_share(nvme * MIB, ranks),
-        nvme_path=_nvme_path(memory.nvme_path),
+        nvme_path=nvme_folder(memory.nvme_path),
     )
 
 
@@ -153,12 +154,23 @@ def _share(total_bytes: int, ranks: int) -> int:
     return total_bytes // ranks // PAGE_BYTES * PAGE_BYTES
 
 
-def _nvme_path(written: str | None) -> Path:
+def nvme_folder(written: str | None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of the NVMe files.
+
+    Args:
+        written: ``memory.nvme_path``.
+        environ: where the user's folders are looked up.
+
+    Raises:
+        ConfigError: nothing is written and the home folder is not known.
+    """
     if written is not None:
         return Path(os.path.normpath(written))
-    cache = os.environ.get("XDG_CACHE_HOME", "")
+    cache = environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(cache):  # noqa: PTH117 - the XDG base directory specification has a relative one ignored
         return Path(cache) / "dflash2"
+    if os.path.isabs(environ.get("HOME", "")):  # noqa: PTH117
+        return Path(environ["HOME"]) / ".cache" / "dflash2"
     try:
         return Path.home() / ".cache" / "dflash2"
     except RuntimeError as error:

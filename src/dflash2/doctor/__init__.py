@@ -1,1 +1,1 @@
-"""Checks and measurements of this machine, before and at start."""
+"""Looks at a machine and a configuration before the start, measures the machine, and plans a configuration."""
