@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tests.pools import payloads
+from tests.pools.payloads import FINGERPRINT, keys_of, slots_of
 
 from dflash2.pools.base import BlockPool
 from dflash2.pools.dram import DramPool
@@ -14,26 +16,16 @@ from dflash2.pools.nvme import NvmeOptions, NvmePool
 from dflash2.pools.page_memory import PageMemory
 from dflash2.pools.tensor import LayerFirstPool, TensorPool
 from dflash2.transfer.cpu_copy import CpuCopier
-from dflash2.types import KEY_BYTES, ByteArray, IntArray, KVLayout
+from dflash2.types import ByteArray, KVLayout
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=3, head_dim=5, block_size=4, dtype="float32")
 """960 bytes a block: neither a page nor a power of two."""
 NUM_SLOTS = 16
-FINGERPRINT = b"model-a".ljust(32, b"\0")
-
-
-def slots_of(values: Sequence[int]) -> IntArray:
-    return np.array(values, dtype=np.int32)
-
-
-def keys_of(values: Sequence[int]) -> ByteArray:
-    """uint8 ``[n, KEY_BYTES]``, distinct for distinct integers."""
-    return np.array([np.frombuffer(b"%032d" % v, dtype=np.uint8) for v in values]).reshape(len(values), KEY_BYTES)
 
 
 def payload(key: int, layout: KVLayout = LAYOUT) -> ByteArray:
     """The bytes of the block ``key``."""
-    return np.random.default_rng(key).integers(0, 256, layout.block_bytes, dtype=np.uint8)
+    return payloads.payload(key, layout)
 
 
 def new_rows(count: int, layout: KVLayout = LAYOUT) -> ByteArray:
