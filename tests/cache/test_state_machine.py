@@ -7,8 +7,14 @@ import random
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from tests.fakes.cache_world import ROOTS, CacheWorld, Request
 
 SIZES = {"three tiers": (8, 5, 9), "no DRAM": (8, 0, 12), "no NVMe": (9, 8, 0), "HBM only": (10, 0, 0)}
@@ -42,7 +48,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(shared=st.integers(0, 10), ending=st.integers(1, 3), script=st.integers(1, 10), root=st.sampled_from(ROOTS))
     def open(self, shared: int, ending: int, script: int, root: bytes) -> None:
-        self.world.open(COMMON[:shared] + [ending], [1 + (i * ending) % 2 for i in range(script)], root)
+        self.world.open([*COMMON[:shared], ending], [1 + (i * ending) % 2 for i in range(script)], root)
 
     @precondition(has_requests)
     @rule(index=st.integers(0, 7), script=st.lists(st.integers(1, 2), min_size=1, max_size=6))
@@ -178,7 +184,7 @@ def step(world: CacheWorld, rng: random.Random, name: str) -> None:
     if name == "open" or not world.requests:
         ending = rng.randint(1, 3)
         script = [1 + (i * ending) % 2 for i in range(rng.randint(1, 12))]
-        world.open(COMMON[: rng.randint(0, 10)] + [ending], script, rng.choice([*ROOTS, ROOTS[0], ROOTS[0]]))
+        world.open([*COMMON[: rng.randint(0, 10)], ending], script, rng.choice([*ROOTS, ROOTS[0], ROOTS[0]]))
         return
     request = rng.choice(world.requests)
     if name == "write":

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from tests.fakes.clock import ManualClock
+from tests.fakes.transfer import POISON, ScriptedTransfer, Words
 
 from dflash2.cache.manager import CacheManager, CacheSettings
 from dflash2.cache.rebalance import Rebalancer, Watermarks
@@ -22,8 +24,6 @@ from dflash2.policy.lru import LRUPolicy
 from dflash2.table.keys import KeyNamespace
 from dflash2.table.page_table import BlockState, PageTable
 from dflash2.types import IntArray, Tier
-from tests.fakes.clock import ManualClock
-from tests.fakes.transfer import POISON, ScriptedTransfer, Words
 
 GARBAGE = -0xBAD
 MASK = (1 << 62) - 1
@@ -80,9 +80,7 @@ class CacheWorld:
         self.transfer = ScriptedTransfer(self.memory)
         self.table = PageTable(dict(zip(Tier, slots, strict=True)))
         settings = CacheSettings(block_size, block_size * 8, batch_blocks=3, prefetch_window=4)
-        self.cache = CacheManager(
-            self.table, make_policy(policy, slots[0]), self.transfer, settings, self._copy_in_hbm
-        )
+        self.cache = CacheManager(self.table, make_policy(policy, slots[0]), self.transfer, settings, self._copy_in_hbm)
         self.headroom = headroom
         self.ledger = ReservationLedger(sum(slots) - (headroom if sum(slots[1:]) else 0), slots[0])
         self.rebalancer = Rebalancer(self.cache, Watermarks(0.8, 0.5), 1.0, AdaptiveThreshold(0.8))

@@ -28,8 +28,8 @@ class _Flight:
 class ScriptedTransfer:
     """Copies rows of words between arrays, as unkindly as the protocol allows.
 
-    A destination is poisoned as soon as its copy is submitted and stays so if the copy fails. The first half of a block is
-    read at submission and the second at the end, so a block written meanwhile arrives torn.
+    A destination is poisoned as soon as its copy is submitted and stays so if the copy fails. The first half of a block
+    is read at submission and the second at the end, so a block written meanwhile arrives torn.
 
     Args:
         memory: int64 ``[num_slots, words]`` for each tier.

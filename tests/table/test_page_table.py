@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dflash2.errors import IntegrityError
+from dflash2.table.page_table import BlockState, PageTable
+from dflash2.types import IntArray, Tier
+
+SLOTS = {Tier.HBM: 4, Tier.DRAM: 3, Tier.NVME: 2}
+
+
+def place(table: PageTable, ids: IntArray, tier: Tier) -> IntArray:
+    slots = table.tiers[tier].try_take(len(ids))
+    assert slots is not None
+    table.place(ids, tier, slots)
+    return slots
+
+
+@pytest.fixture
+def table() -> PageTable:
+    return PageTable(SLOTS)
+
+
+@pytest.fixture
+def ids(table: PageTable) -> IntArray:
+    """Two OPEN blocks, complete in HBM, held by nobody."""
+    new = table.try_allocate(2)
+    assert new is not None
+    place(table, new, Tier.HBM)
+    table.settle(new, Tier.HBM)
+    return new
+
+
+def test_a_row_takes_at_most_64_bytes(table: PageTable) -> None:
+    columns = [value for value in vars(table).values() if isinstance(value, np.ndarray)]
+    assert len(columns) >= 14
+    assert table.bytes_per_row == sum(column.nbytes for column in columns) // table.num_rows
+    assert table.bytes_per_row <= 64
+
+
+def test_there_is_a_row_for_every_slot(table: PageTable) -> None:
+    assert table.num_rows == table.num_free_rows == 9
+    assert table.try_allocate(10) is None
+    assert table.num_free_rows == 9
+    assert len(table.try_allocate(9)) == 9
+
+
+def test_a_tier_that_is_not_named_has_no_slots() -> None:
+    table = PageTable({Tier.HBM: 2})
+    assert table.capacity(Tier.DRAM) == table.num_free(Tier.NVME) == 0
+    table.check_integrity()
+
+
+def test_a_copy_can_be_read_only_after_it_has_settled(table: PageTable, ids: IntArray) -> None:
+    place(table, ids, Tier.DRAM)
+    assert table.on_tier(Tier.DRAM).tolist() == []
+    assert table.has(ids, Tier.HBM).all() and not table.has(ids, Tier.DRAM).any()
+    table.settle(ids[:1], Tier.DRAM)
+    assert table.has(ids, Tier.DRAM).tolist() == [True, False]
+    table.check_integrity()
+
+
+def test_block_ids_are_not_slots(table: PageTable, ids: IntArray) -> None:
+    assert place(table, ids[1:], Tier.DRAM).tolist() == [0]
+    assert ids[1] == 1
+    assert table.slots_of(ids[1:], Tier.DRAM).tolist() == [0]
+
+
+def test_dropping_gives_slots_back_complete_or_arriving(table: PageTable, ids: IntArray) -> None:
+    place(table, ids, Tier.DRAM)
+    table.settle(ids[:1], Tier.DRAM)
+    table.drop(ids, Tier.DRAM)
+    assert table.num_free(Tier.DRAM) == 3
+    table.drop(ids[:1], Tier.HBM, retire=True)
+    assert (table.capacity(Tier.HBM), table.num_used(Tier.HBM)) == (3, 1)
+    table.check_integrity()
+
+
+def test_a_reused_row_starts_afresh(table: PageTable, ids: IntArray) -> None:
+    generation = table.generation[ids].copy()
+    table.heat[ids] = table.use_count[ids] = 1
+    table.next_use[ids] = 5.0
+    table.drop(ids, Tier.HBM)
+    table.free(ids)
+    assert table.live().tolist() == []
+    again = table.try_allocate(2)
+    assert set(again.tolist()) == set(ids.tolist())
+    assert (table.generation[again] > generation).all()
+    assert not table.heat[again].any() and not table.use_count[again].any() and np.isinf(table.next_use[again]).all()
+    assert (table.state[again] == BlockState.OPEN).all()
+
+
+@pytest.mark.parametrize("what", ["copy", "arriving", "busy", "held"])
+def test_a_row_in_use_cannot_be_freed(table: PageTable, ids: IntArray, what: str) -> None:
+    if what != "copy":
+        table.drop(ids, Tier.HBM)
+    if what == "arriving":
+        place(table, ids, Tier.DRAM)
+    table.busy[ids] = what == "busy"
+    table.ref_count[ids] = what == "held"
+    with pytest.raises(IntegrityError):
+        table.free(ids)
+
+
+def test_pins_are_counted_by_distinct_blocks(table: PageTable, ids: IntArray) -> None:
+    table.pin(ids)
+    table.pin(ids[:1])
+    assert table.num_pinned == 2
+    table.unpin(ids)
+    assert table.num_pinned == 1
+    table.unpin(ids[:1])
+    assert table.num_pinned == 0
+    table.check_integrity()
+
+
+def _twice(table: PageTable) -> None:
+    table.slot[1, Tier.HBM] = table.slot[0, Tier.HBM]
+
+
+def _negative(table: PageTable) -> None:
+    table.pin_count[0] = -1
+
+
+def _both(table: PageTable) -> None:
+    table.arriving[0] |= 1
+
+
+def _pinned(table: PageTable) -> None:
+    table.num_pinned += 1
+
+
+def _freed(table: PageTable) -> None:
+    table.state[0] = BlockState.FREE
+
+
+def _leaked(table: PageTable) -> None:
+    table.present[0] = 0
+
+
+@pytest.mark.parametrize("damage", [_twice, _negative, _both, _pinned, _freed, _leaked])
+def test_damage_is_noticed(table: PageTable, ids: IntArray, damage: Callable[[PageTable], None]) -> None:
+    table.check_integrity()
+    damage(table)
+    with pytest.raises(IntegrityError):
+        table.check_integrity()
