@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from dflash2.policy.adaptive import FLOOR, MIN_SAMPLE, AdaptiveThreshold
+
+
+def rounds(guard: AdaptiveThreshold, count: int, regretted: float) -> float:
+    for _ in range(count):
+        guard.note(100, int(100 * regretted))
+        guard.update()
+    return guard.effective
+
+
+def test_regret_lowers_the_threshold_down_to_a_floor() -> None:
+    guard = AdaptiveThreshold(0.99)
+    assert rounds(guard, 1, 0.5) == pytest.approx(0.99 * 0.8)
+    assert rounds(guard, 50, 0.5) == FLOOR
+
+
+def test_it_comes_back_up_to_what_was_configured() -> None:
+    guard = AdaptiveThreshold(0.8)
+    rounds(guard, 5, 0.9)
+    assert rounds(guard, 1, 0.0) < 0.8
+    assert rounds(guard, 50, 0.0) == 0.8
+
+
+def test_in_between_it_stays() -> None:
+    guard = AdaptiveThreshold(0.8)
+    rounds(guard, 2, 0.5)
+    before = guard.effective
+    assert rounds(guard, 10, 0.2) == before
+
+
+def test_little_evidence_is_collected_not_judged() -> None:
+    guard = AdaptiveThreshold(0.8)
+    for _ in range(MIN_SAMPLE - 1):
+        guard.note(1, 1)
+        assert guard.update() == 0.8
+    guard.note(1, 1)
+    assert guard.update() < 0.8
+
+
+def test_a_threshold_configured_below_the_floor_is_left_alone() -> None:
+    guard = AdaptiveThreshold(0.05)
+    assert rounds(guard, 10, 1.0) == 0.05
+
+
+def test_it_says_when_it_moves_and_only_then(caplog: pytest.LogCaptureFixture) -> None:
+    guard = AdaptiveThreshold(0.8)
+    with caplog.at_level(logging.INFO):
+        rounds(guard, 3, 0.0)
+        assert not caplog.messages
+        rounds(guard, 1, 0.6)
+    assert len(caplog.messages) == 1
+    assert "0.80 -> 0.64" in caplog.messages[0] and "60 %" in caplog.messages[0]
