@@ -54,10 +54,11 @@ def visible_blocks_are_whole(directory: Path) -> int:
 @pytest.mark.long
 def test_every_visible_block_verifies_after_kill_9(tmp_path: Path, test_scale: int) -> None:
     moments = random.Random(11)
-    counts, sizes = [], set()
+    counts, sizes = [], []
     for seed in range(20 * test_scale):
         run_and_kill(tmp_path, seed, moments.uniform(0.0, 0.25))
         counts.append(visible_blocks_are_whole(tmp_path))
-        sizes.add(sum(path.stat().st_blocks for path in (tmp_path / "rank0").glob("[di]*")))
+        sizes.append(sum(path.stat().st_blocks * 512 for path in (tmp_path / "rank0").iterdir()))
     assert max(counts) > NUM_SLOTS // 4, "the child never got far enough to prove anything"
-    assert len(sizes) == 1, "disk use grew"
+    # A file system may need a few more pages of its own as preallocated space is first written.
+    assert max(sizes) <= sizes[0] + 64 * 1024, "disk use grew"
