@@ -17,6 +17,7 @@ from dflash2.pools.page_memory import PageLock
 from dflash2.transfer.base import Completion, CopyJob
 from dflash2.transfer.jobs import Batch, PendingJob
 from dflash2.transfer.lane import Lane, LaneContext
+from dflash2.transfer.pacing import PacingOptions, WritePacer
 from dflash2.transfer.route import Route
 from dflash2.transfer.staging import StagingBuffer
 from dflash2.transfer.stats import TransferSnapshot, TransferStats
@@ -45,7 +46,8 @@ class ThreadedTransferEngine:
         staging_bytes: budget of the staging buffer; only what can be used of it is allocated.
         swap_batch_size: most blocks moved as one burst.
         io_threads: file threads in each direction.
-        copy_threads: threads that copy between HBM and DRAM in each direction; 0 where the device copies by itself.
+        copy_threads: threads that copy between HBM and DRAM in each direction; 1 where the device copies by itself.
+        pacing: how stores to NVMe are paced; None for the defaults.
         page_lock: page-locks staging memory for the device; None without one.
         clock: monotonic seconds, for statistics; waits use real time.
 
@@ -61,6 +63,7 @@ class ThreadedTransferEngine:
         swap_batch_size: int = 32,
         io_threads: int = DEFAULT_IO_THREADS,
         copy_threads: int = DEFAULT_COPY_THREADS,
+        pacing: PacingOptions | None = None,
         page_lock: PageLock | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,10 +82,14 @@ class ThreadedTransferEngine:
         self._closed = False
         self._faults = FaultLog(log)
         context = LaneContext(self._routes, self._staging, self._stats, self._on_error, clock, self._job_ended)
-        self._lanes = {
-            name: Lane(f"dflash2-{name}", context, self._workers(name, copy_threads, io_threads), name in _FILE_LANES)
-            for name in (*_COPY_LANES, *_FILE_LANES)
-        }
+
+        def lane(name: str, pacer: WritePacer | None = None) -> Lane:
+            workers = self._workers(name, copy_threads, io_threads)
+            return Lane(f"dflash2-{name}", context, workers, name in _FILE_LANES, pacer)
+
+        self._lanes = {name: lane(name) for name in (*_COPY_LANES, "load")}
+        self._pacer = WritePacer(pacing or PacingOptions(), self._lanes["load"].serves_demand, clock)
+        self._lanes["store"] = lane("store", self._pacer)
 
     def submit(self, job: CopyJob) -> int:
         """See ``TransferEngine.submit``.
@@ -151,6 +158,11 @@ class ThreadedTransferEngine:
         elif self._staging is not None:
             self._staging.close()
 
+    @property
+    def is_pressed(self) -> bool:
+        """Back-pressure: NVMe takes stores much slower than it can; leave undone those that nobody needs."""
+        return self._pacer.is_pressed
+
     def stats(self) -> TransferSnapshot:
         """Counters now."""
         staging = self._staging
@@ -185,10 +197,16 @@ class ThreadedTransferEngine:
         name = f"dflash2-{lane}"
         if lane in _FILE_LANES:
             return ThreadWorkers(io_threads, name, self._on_error)
-        if not copy_threads:
+        if copy_threads < 2:
             return InlineWorkers(self._on_error)
         block_bytes = next(iter(self._routes.values())).src.layout.block_bytes
-        return ThreadWorkers(copy_threads, name, self._on_error, -(-_MIN_COPY_SHARE_BYTES // block_bytes))
+        return ThreadWorkers(
+            copy_threads - 1,
+            name,
+            self._on_error,
+            caller_works=True,
+            min_share_blocks=-(-_MIN_COPY_SHARE_BYTES // block_bytes),
+        )
 
     def _on_error(self, error: Exception) -> None:
         self._faults.report("unexpected error in a transfer", repr(error))

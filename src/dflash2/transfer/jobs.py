@@ -72,8 +72,17 @@ class JobQueue:
             self._queues[pending.job.urgency].append(pending)
             self._changed.notify_all()
 
-    def take(self, wait: bool) -> Batch | None:
+    def holds(self, urgency: Urgency) -> bool:
+        """True while a job of this urgency has blocks that were not taken."""
+        with self._changed:
+            return bool(self._queues[urgency])
+
+    def take(self, wait: bool, max_blocks: int | None = None) -> Batch | None:
         """The next batch of the most urgent job.
+
+        Args:
+            wait: wait for a job if there is none.
+            max_blocks: most blocks of the batch, where that is less than the job's own.
 
         Returns:
             None if there is none now (``wait`` False), or none will ever come (closed).
@@ -82,7 +91,7 @@ class JobQueue:
             while True:
                 for urgency in _ORDER:
                     if self._queues[urgency]:
-                        return self._cut(self._queues[urgency])
+                        return self._cut(self._queues[urgency], max_blocks)
                 if self._closed or not wait:
                     return None
                 self._changed.wait()
@@ -119,10 +128,11 @@ class JobQueue:
             self._closed = True
             self._changed.notify_all()
 
-    def _cut(self, queue: deque[PendingJob]) -> Batch:
+    def _cut(self, queue: deque[PendingJob], max_blocks: int | None) -> Batch:
         pending = queue[0]
         start = pending.taken
-        pending.taken = min(start + pending.batch_blocks, pending.num_blocks)
+        size = pending.batch_blocks if max_blocks is None else min(max_blocks, pending.batch_blocks)
+        pending.taken = min(start + size, pending.num_blocks)
         if pending.taken == pending.num_blocks:
             queue.popleft()
         return Batch(pending, start, pending.taken)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash2.transfer.jobs import Batch, JobQueue, PendingJob
+from dflash2.transfer.pacing import WritePacer
 from dflash2.transfer.route import Route
 from dflash2.transfer.staging import StagingBuffer, StagingChunk
 from dflash2.transfer.stats import TransferStats
 from dflash2.transfer.workers import InlineWorkers, OnError, Shares, ThreadWorkers
-from dflash2.types import BoolArray, IntArray, Tier
+from dflash2.types import BoolArray, IntArray, Tier, Urgency
 
 STAGING_TIMEOUT_S = 30.0
 """Longest wait for a staging chunk; chunks are held for one batch, so only a hanging device makes it this long."""
@@ -64,10 +65,16 @@ class Lane:
         workers: share the work of a batch; the lane stops them.
         is_file_lane: True where the workers are for the NVMe side of a route, and copies to and from staging are this
             thread's. Two batches are then under way at once: while one is on the device the next is filled.
+        pacer: for the lane that stores to NVMe.
     """
 
     def __init__(
-        self, name: str, context: LaneContext, workers: ThreadWorkers | InlineWorkers, is_file_lane: bool
+        self,
+        name: str,
+        context: LaneContext,
+        workers: ThreadWorkers | InlineWorkers,
+        is_file_lane: bool,
+        pacer: WritePacer | None = None,
     ) -> None:
         self.queue = JobQueue()
         self._context = context
@@ -75,11 +82,20 @@ class Lane:
         self._shared = workers
         self._is_file_lane = is_file_lane
         self._depth = 2 if is_file_lane else 1
+        self._pacer = pacer
+        self._landed_at = 0.0
+        self._demand_flights = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    def serves_demand(self) -> bool:
+        """True while a batch that somebody waits for is queued or under way."""
+        return self._demand_flights > 0 or self.queue.holds(Urgency.DEMAND)
+
     def close(self) -> None:
         """Take no more jobs; those queued are finished."""
+        if self._pacer is not None:
+            self._pacer.stop()
         self.queue.close()
 
     def join(self, timeout_s: float) -> bool:
@@ -101,17 +117,35 @@ class Lane:
     def _run(self) -> None:
         flights: deque[_Flight] = deque()
         while True:
-            batch = self.queue.take(wait=not flights)
-            if batch is not None:
-                flight = self._launch(batch, flights)
-                if flight is not None:
-                    flights.append(flight)
-                if len(flights) < self._depth:
-                    continue
+            pacer = self._pacer
+            pressed = pacer is not None and pacer.is_pressed
+            if not (pressed and flights):
+                batch = self.queue.take(wait=not flights, max_blocks=pacer.max_blocks if pacer is not None else None)
+                if batch is not None:
+                    self._take_off(batch, flights)
+                    if len(flights) < self._depth:
+                        continue
+                elif not flights and self.queue.closed:
+                    return
             if flights:
                 self._land(flights.popleft())
-            elif batch is None and self.queue.closed:
+
+    def _take_off(self, batch: Batch, flights: deque[_Flight]) -> None:
+        """Start a batch, or end it at once if it may not be stored."""
+        pacer, urgency = self._pacer, batch.pending.job.urgency
+        if pacer is not None:
+            if not pacer.try_spend(len(batch) * self._route(batch).dst.layout.stride_bytes):
+                self.fail(batch, "endurance budget")
                 return
+            while flights and pacer.must_wait(urgency):
+                self._land(flights.popleft())
+            pacer.before_batch(urgency)
+        self._demand_flights += urgency is Urgency.DEMAND
+        flight = self._launch(batch, flights)
+        if flight is not None:
+            flights.append(flight)
+        else:
+            self._demand_flights -= urgency is Urgency.DEMAND
 
     def _launch(self, batch: Batch, flights: deque[_Flight]) -> _Flight | None:
         route, started_at = self._route(batch), self._context.clock()
@@ -144,6 +178,12 @@ class Lane:
 
     def _land(self, flight: _Flight) -> None:
         moved = flight.shares.wait()
+        self._demand_flights -= flight.batch.pending.job.urgency is Urgency.DEMAND
+        if self._pacer is not None:
+            now = self._context.clock()
+            num_bytes = int(moved.sum()) * flight.route.dst.layout.stride_bytes
+            self._pacer.after_batch(num_bytes, now - max(flight.started_at, self._landed_at))
+            self._landed_at = now
         staging, route = self._context.staging, flight.route
         if flight.chunk is None or staging is None:
             failed = ~moved & ~flight.shares.crashed

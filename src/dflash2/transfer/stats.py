@@ -41,7 +41,7 @@ class TransferSnapshot:
     Attributes:
         routes: by (source, destination).
         failures: failed blocks by reason: ``source``, ``destination``, ``staging timeout``, ``cancelled``,
-            ``unexpected``.
+            ``endurance budget``.
         staging_bytes: allocated for staging.
         staging_in_use_bytes: of these in use now.
         staging_peak_bytes: most ever in use at once.

@@ -76,11 +76,15 @@ class ThreadWorkers:
         num_threads: most shares of a batch.
         name: prefix of the threads' names.
         on_error: told of an exception in a share, whose blocks then count as failed; the thread lives on.
+        caller_works: the caller of ``start`` does a share itself, and ``start`` returns when that has ended.
         min_share_blocks: a batch is not cut into smaller shares than this, where a hand-over would cost more.
     """
 
-    def __init__(self, num_threads: int, name: str, on_error: OnError, min_share_blocks: int = 1) -> None:
+    def __init__(
+        self, num_threads: int, name: str, on_error: OnError, caller_works: bool = False, min_share_blocks: int = 1
+    ) -> None:
         self._on_error = on_error
+        self._caller_works = caller_works
         self._min_share_blocks = min_share_blocks
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [
@@ -90,11 +94,16 @@ class ThreadWorkers:
             thread.start()
 
     def start(self, step: Step, num_blocks: int) -> Shares:
-        """Spread ``step`` over the threads, neighbours together; returns at once."""
-        num_shares = min(len(self._threads), -(-num_blocks // self._min_share_blocks))
+        """Spread ``step`` over the threads, neighbours together."""
+        most = len(self._threads) + self._caller_works
+        num_shares = min(most, -(-num_blocks // self._min_share_blocks))
         shares = Shares(num_blocks, num_shares)
-        for positions in np.array_split(np.arange(num_blocks), num_shares) if num_shares else []:
+        parts = np.array_split(np.arange(num_blocks), num_shares) if num_shares else []
+        own = parts.pop() if parts and self._caller_works else None
+        for positions in parts:
             self._tasks.put(partial(_run_share, step, positions, shares, self._on_error))
+        if own is not None:
+            _run_share(step, own, shares, self._on_error)
         return shares
 
     def stop(self) -> None:

@@ -1,0 +1,117 @@
+"""Keeps stores to NVMe from hurting loads: they yield to urgent loads, shrink when the device slows, and have a budget.
+
+A consumer or read-heavy device whose write cache is full takes writes at a fraction of its speed, and reads queue
+behind them in the device. What counts is measured time, never an assumed speed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dflash2.types import Urgency
+
+_DAY_S = 86_400.0
+_POLL_S = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class PacingOptions:
+    """How stores are paced.
+
+    Attributes:
+        max_yield_s: longest time that one batch of stores waits for urgent loads, so that demotions never starve.
+        slow_factor: back-pressure begins when stores take this many times as long per byte as the device's best.
+        recovered_factor: and ends when they take less than this many times as long.
+        pressed_batch_blocks: blocks of a batch under back-pressure.
+        bytes_per_day: endurance budget; None for no limit. A day's budget may be used at once, it refills steadily.
+    """
+
+    max_yield_s: float = 0.05
+    slow_factor: float = 4.0
+    recovered_factor: float = 2.0
+    pressed_batch_blocks: int = 4
+    bytes_per_day: int | None = None
+
+
+class WritePacer:
+    """State of the device as the stores see it. ``before_batch`` and ``after_batch`` belong to one thread.
+
+    Args:
+        options: see ``PacingOptions``.
+        loads_waiting: True while an urgent load is queued or running.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        options: PacingOptions,
+        loads_waiting: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._loads_waiting = loads_waiting
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._best: float | None = None
+        self._recent: float | None = None
+        self._pause_s = 0.0
+        self._budget_left = float(options.bytes_per_day or 0)
+        self._refilled_at = clock()
+        self.is_pressed = False
+        """Back-pressure: whoever may leave a store undone should."""
+
+    @property
+    def max_blocks(self) -> int | None:
+        """Most blocks of the next batch; None for the usual number."""
+        return self._options.pressed_batch_blocks if self.is_pressed else None
+
+    def must_wait(self, urgency: Urgency) -> bool:
+        """True if ``before_batch`` would wait; what is under way should be ended first, it may hold what loads need."""
+        return urgency is not Urgency.DEMAND and (self._pause_s > 0 or self._loads_waiting())
+
+    def before_batch(self, urgency: Urgency) -> None:
+        """Wait, within bounds, until the batch may start. A store that a step waits for starts at once."""
+        if urgency is Urgency.DEMAND:
+            return
+        if self._pause_s:
+            self._stopping.wait(self._pause_s)
+            self._pause_s = 0.0
+        end = time.monotonic() + self._options.max_yield_s
+        while self._loads_waiting() and time.monotonic() < end and not self._stopping.wait(_POLL_S):
+            pass
+
+    def after_batch(self, num_bytes: int, took_s: float) -> None:
+        """Learn from a batch that moved ``num_bytes`` in ``took_s`` of device time."""
+        if not num_bytes:
+            return
+        per_byte = took_s / num_bytes
+        # The best moves up slowly, so that one lucky batch does not make the device look slow for ever.
+        self._best = per_byte if self._best is None else min(per_byte, self._best * 1.001)
+        self._recent = per_byte if self._recent is None else 0.5 * self._recent + 0.5 * per_byte
+        factor = self._recent / self._best if self._best else 1.0
+        if factor >= self._options.slow_factor:
+            self.is_pressed = True
+        elif factor <= self._options.recovered_factor:
+            self.is_pressed = False
+        # Half of the time belongs to the loads while the device is slow.
+        self._pause_s = min(took_s, self._options.max_yield_s) if self.is_pressed else 0.0
+
+    def try_spend(self, num_bytes: int) -> bool:
+        """Take ``num_bytes`` from the endurance budget; False if it does not hold them."""
+        rate = self._options.bytes_per_day
+        if rate is None:
+            return True
+        now = self._clock()
+        self._budget_left = min(float(rate), self._budget_left + (now - self._refilled_at) * rate / _DAY_S)
+        self._refilled_at = now
+        if num_bytes > self._budget_left:
+            return False
+        self._budget_left -= num_bytes
+        return True
+
+    def stop(self) -> None:
+        """End every wait, now and later."""
+        self._stopping.set()

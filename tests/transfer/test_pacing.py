@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.conformance.transfer_suite import job, run
+from tests.pools.blocks import LAYOUT, dram_pool, nvme_pool, write_blocks
+
+from dflash2.pools.file_wrappers import GatedFiles, payload_reads
+from dflash2.pools.fileops import OsFileOps
+from dflash2.pools.nvme import NvmeOptions
+from dflash2.transfer.engine import ThreadedTransferEngine
+from dflash2.transfer.pacing import PacingOptions, WritePacer
+from dflash2.types import Tier, Urgency
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pacer(options: PacingOptions | None = None, clock: Clock | None = None) -> WritePacer:
+    return WritePacer(options or PacingOptions(), lambda: False, clock or Clock())
+
+
+def test_back_pressure_begins_late_and_ends_later() -> None:
+    paced = pacer()
+    for _ in range(20):
+        paced.after_batch(1_000_000, 0.001)
+    assert not paced.is_pressed
+    assert paced.max_blocks is None
+    for _ in range(10):
+        paced.after_batch(1_000_000, 0.003)  # three times as slow: not yet
+    assert not paced.is_pressed
+    for _ in range(10):
+        paced.after_batch(1_000_000, 0.010)
+    assert paced.is_pressed
+    assert paced.max_blocks == 4
+    for _ in range(10):
+        paced.after_batch(1_000_000, 0.003)  # better, but not good
+    assert paced.is_pressed
+    for _ in range(10):
+        paced.after_batch(1_000_000, 0.001)
+    assert not paced.is_pressed
+
+
+def test_a_batch_of_which_nothing_arrived_teaches_nothing() -> None:
+    paced = pacer()
+    paced.after_batch(1_000_000, 0.001)
+    paced.after_batch(0, 50.0)
+    assert not paced.is_pressed
+
+
+def test_the_endurance_budget_is_a_day_and_refills_steadily() -> None:
+    clock = Clock()
+    paced = pacer(PacingOptions(bytes_per_day=86_400), clock)
+    assert paced.try_spend(86_000)
+    assert not paced.try_spend(401)
+    assert paced.try_spend(400)
+    assert not paced.try_spend(1)
+    clock.now += 10
+    assert paced.try_spend(10)
+    assert not paced.try_spend(1)
+    clock.now += 10 * 86_400
+    assert not paced.try_spend(86_401)
+    assert paced.try_spend(86_400)
+
+
+def test_stores_yield_to_urgent_loads_for_a_bounded_time() -> None:
+    waiting = threading.Event()
+    waiting.set()
+    paced = WritePacer(PacingOptions(max_yield_s=30.0), waiting.is_set, time.monotonic)
+    done = threading.Event()
+
+    def store() -> None:
+        paced.before_batch(Urgency.DEMOTION)
+        done.set()
+
+    thread = threading.Thread(target=store)
+    thread.start()
+    assert not done.wait(0.05)
+    waiting.clear()
+    assert done.wait(10.0)
+    thread.join()
+    waiting.set()
+    paced.before_batch(Urgency.DEMAND)  # does not wait
+    WritePacer(PacingOptions(max_yield_s=0.01), waiting.is_set).before_batch(Urgency.DEMOTION)  # gives up
+    paced.stop()
+    paced.before_batch(Urgency.DEMOTION)
+
+
+def test_stores_over_budget_fail_and_leave_the_rest_alone(tmp_path: Path) -> None:
+    dram, nvme = dram_pool(tmp_path), nvme_pool(tmp_path)
+    pacing = PacingOptions(bytes_per_day=4 * LAYOUT.stride_bytes)
+    engine = ThreadedTransferEngine({Tier.DRAM: dram, Tier.NVME: nvme}, 0, swap_batch_size=2, pacing=pacing)
+    write_blocks(dram, range(8), range(8))
+    (done,) = run(engine, job(Tier.DRAM, Tier.NVME, range(8), range(8), range(8)))
+    assert done.ok.tolist() == [True] * 4 + [False] * 4
+    assert not done.bad_source.any()
+    assert engine.stats().failures == {"endurance budget": 4}
+    (back,) = run(engine, job(Tier.NVME, Tier.DRAM, range(4), range(8, 12), range(4)))
+    assert back.ok.all()
+    engine.close(10.0)
+    engine.check_integrity()
+    nvme.close()
+
+
+@pytest.mark.parametrize("urgency", [Urgency.DEMOTION, Urgency.SPECULATIVE])
+def test_a_store_starts_after_the_load_that_waits(tmp_path: Path, urgency: Urgency) -> None:
+    gate = threading.Event()
+    nvme = nvme_pool(tmp_path, options=NvmeOptions(files=GatedFiles(OsFileOps(), payload_reads, gate)))
+    dram = dram_pool(tmp_path)
+    write_blocks(nvme, [1], [1])
+    engine = ThreadedTransferEngine({Tier.DRAM: dram, Tier.NVME: nvme}, 0, pacing=PacingOptions(max_yield_s=30.0))
+    load = engine.submit(job(Tier.NVME, Tier.DRAM, [1], [1], [1]))
+    store = engine.submit(job(Tier.DRAM, Tier.NVME, [2], [2], [2], urgency))
+    assert not engine.wait([store], 0.05)
+    gate.set()
+    assert engine.wait([load, store], 10.0)
+    assert all(done.ok.all() for done in engine.poll())
+    engine.close(10.0)
+    nvme.close()
