@@ -45,6 +45,8 @@ class ScriptedTransfer:
         """Nothing ends, not even when it is waited for."""
         self.fail_next: list[tuple[bool, bool]] = []
         """(ok, bad_source) for the first block of each of the next jobs to end by themselves."""
+        self._rotten: set[tuple[Tier, int]] = set()
+        """Slots whose content cannot be read any more, whoever reads it."""
         self._done: list[Completion] = []
         self._next_ticket = 1
 
@@ -60,13 +62,15 @@ class ScriptedTransfer:
         flight = self.flights.pop(ticket)
         job = flight.job
         count = len(job.src_slots)
-        arrived = np.zeros(count, np.bool_) | np.asarray(ok, np.bool_)
-        bad = (np.zeros(count, np.bool_) | np.asarray(bad_source, np.bool_)) & ~arrived
+        rotten = np.array([(job.src, slot) in self._rotten for slot in job.src_slots.tolist()], np.bool_)
+        arrived = (np.zeros(count, np.bool_) | np.asarray(ok, np.bool_)) & ~rotten
+        bad = (np.zeros(count, np.bool_) | np.asarray(bad_source, np.bool_) | rotten) & ~arrived
         words = self.memory[job.src][job.src_slots].copy()
         half = words.shape[1] // 2
         words[:, :half] = flight.early[:, :half]
         self.memory[job.dst][job.dst_slots[arrived]] = words[arrived]
         self.memory[job.src][job.src_slots[bad]] = POISON
+        self._rotten |= {(job.src, slot) for slot in job.src_slots[bad].tolist()}
         self._done.append(Completion(ticket, job, arrived, bad, 0.001))
 
     def end_all(self) -> None:
@@ -87,6 +91,7 @@ class ScriptedTransfer:
         self._next_ticket += 1
         self.flights[ticket] = _Flight(job, self.memory[job.src][job.src_slots].copy())
         self.memory[job.dst][job.dst_slots] = POISON
+        self._rotten -= {(job.dst, slot) for slot in job.dst_slots.tolist()}
         self.submitted.append(job)
         return ticket
 

@@ -14,7 +14,7 @@ from dflash2.cache.sequence import Residency, Sequence
 from dflash2.errors import IntegrityError
 from dflash2.monitoring.counters import CacheCounters
 from dflash2.policy.base import PlacementPolicy
-from dflash2.table.page_table import BlockState, PageTable
+from dflash2.table.page_table import TIER_BIT, BlockState, PageTable
 from dflash2.types import TIERS_BELOW_HBM, IntArray, Tier, Urgency
 
 BlockCopier = Callable[[IntArray, IntArray], None]
@@ -67,14 +67,8 @@ class ResidencyManager:
         unpinned = int(np.count_nonzero(table.pin_count[ids] == 0))
         if table.num_pinned + self.num_promised + unpinned + growth > table.capacity(Tier.HBM):
             return False
-        in_hbm = table.has(ids, Tier.HBM)
-        self._counters.used_blocks += len(ids)
-        self._counters.used_in_hbm_blocks += int(np.count_nonzero(in_hbm))
-        self._prefetcher.note_needed(ids)
-        self._regret.note_needed(ids[~in_hbm], now)
+        self._note_use(ids, now)
         table.pin(ids)
-        table.next_use[ids] = np.inf
-        self._policy.on_use(table, ids, now)
         sequence.growth_blocks = growth
         self.num_promised += growth
         sequence.residency = Residency.ENTERING
@@ -102,7 +96,9 @@ class ResidencyManager:
         table, ids = self._table, sequence.block_ids
         absent = ids[~table.has(ids, Tier.HBM)]
         if len(absent):
-            waiting = absent[(table.arriving[absent] == 0) & (table.present[absent] != 0)]
+            # A block on its way down can be loaded all the same: nobody waits for a demotion's write.
+            on_the_way = (table.arriving[absent] & TIER_BIT[Tier.HBM]) != 0
+            waiting = absent[~on_the_way & (table.present[absent] != 0)]
             if len(waiting):
                 self._room.make(Tier.HBM, len(waiting), now)
                 self.load(waiting, Urgency.DEMAND)
@@ -133,6 +129,29 @@ class ResidencyManager:
         sequence.growth_blocks = 0
         sequence.residency = Residency.PAUSED
 
+    def try_attach(self, sequence: Sequence, ids: IntArray, now: float) -> bool:
+        """Put existing blocks (int32 ``[n]``) behind those of a sequence; a pinned one pins them too.
+
+        Returns:
+            False, and no change, if HBM cannot hold them beside what is pinned and promised.
+        """
+        table = self._table
+        if sequence.residency is not Residency.PAUSED:
+            freed = min(len(ids), sequence.growth_blocks)
+            unpinned = int(np.count_nonzero(table.pin_count[ids] == 0))
+            if table.num_pinned + unpinned + self.num_promised - freed > table.capacity(Tier.HBM):
+                return False
+            sequence.growth_blocks -= freed
+            self.num_promised -= freed
+            self._note_use(ids, now)
+            table.pin(ids)
+            sequence.residency = Residency.ENTERING
+            sequence.entered_s = now
+        sequence.block_ids = np.concatenate([sequence.block_ids, ids])
+        if sequence.residency is Residency.ENTERING:
+            self.advance_entering(sequence, now)
+        return True
+
     def expect(self, sequence: Sequence, at: float) -> None:
         """The queue knows when this paused sequence runs next; where several share blocks, the one told last counts."""
         ids = sequence.block_ids
@@ -162,6 +181,16 @@ class ResidencyManager:
             self.num_promised -= count
         self._mark_written(sequence, num_new_tokens)
         return True
+
+    def _note_use(self, ids: IntArray, now: float) -> None:
+        """These existing blocks are needed in HBM now."""
+        in_hbm = self._table.has(ids, Tier.HBM)
+        self._counters.used_blocks += len(ids)
+        self._counters.used_in_hbm_blocks += int(np.count_nonzero(in_hbm))
+        self._prefetcher.note_needed(ids)
+        self._regret.note_needed(ids[~in_hbm], now)
+        self._table.next_use[ids] = np.inf
+        self._policy.on_use(self._table, ids, now)
 
     def _growth_blocks(self, sequence: Sequence, num_new_tokens: int) -> int:
         more = self.blocks_for(sequence.num_tokens + num_new_tokens) - len(sequence.block_ids)
