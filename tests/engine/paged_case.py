@@ -11,10 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dflash2.engine.batch import StepBatch
 from dflash2.engine.model_runner import ModelRunner
+from dflash2.engine.model_support import SUPPORTED_MODEL_TYPES
 from dflash2.types import IntArray, KVLayout
 
 VOCAB = 97
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = SUPPORTED_MODEL_TYPES
 
 
 def tiny_config(model_type: str = "llama", **changes: Any) -> Any:

@@ -73,6 +73,7 @@ def test_mixed_batch_gives_each_sequence_its_own_logits() -> None:
     for row, expected in zip(logits, tokens[:3], strict=True):
         close(row, plain_logits(paged.model, expected))
     close(paged.step((d, 8))[0], plain_logits(paged.model, tokens[3]))
+    logits.zero_()  # an ordinary tensor: a caller may bias logits in place
 
 
 def test_a_sequence_can_start_from_another_ones_blocks() -> None:

@@ -36,7 +36,6 @@ class ModelRunner:
         self._pool = PagedPool(kv_pool, layout)
         self._workspace = GatherWorkspace(self._pool)
 
-    @torch.inference_mode()
     def run(self, batch: StepBatch) -> torch.Tensor:
         """Compute the batch's new tokens and write their K and V into the pool.
 
@@ -47,6 +46,12 @@ class ModelRunner:
         Raises:
             ValueError: the batch is inconsistent (see ``KVStep``). The pool is then unchanged.
         """
+        with torch.inference_mode():
+            logits = self._forward(batch)
+        # A copy made outside inference mode is an ordinary tensor, which the caller may change in place.
+        return logits.to(torch.float32, copy=True)
+
+    def _forward(self, batch: StepBatch) -> torch.Tensor:
         step = KVStep(self._pool, self._workspace, batch)
         last_rows = np.cumsum(batch.query_lens, dtype=np.int64) - 1
         output = self._model(
@@ -57,7 +62,7 @@ class ModelRunner:
             kv_step=step,
         )
         logits: torch.Tensor = output.logits[0]
-        return logits.float()
+        return logits
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._pool.device)
