@@ -94,10 +94,15 @@ def _probe(case: Case, probe_mb: int, console: Console) -> DeviceProfile:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from dflash2.doctor.host_checks import available_bytes
+    from dflash2.doctor.mounts import MEMORY_FILE_SYSTEMS, find_mount
     from dflash2.doctor.probes import STEPS, measure, probe_size
     from dflash2.types import MIB
 
     folder = case.machine.nearest_existing(case.nvme_path)
+    mount = find_mount(case.machine, folder)
+    in_memory = mount is not None and mount.file_system in MEMORY_FILE_SYSTEMS
+    if in_memory:
+        console.print(f"{folder} is memory, not a disk: NVMe is not measured", markup=False)
     memory = min(available_bytes(case) or case.memory_limit.num_bytes, case.memory_limit.num_bytes)
     free = min(case.machine.space(folder).free_bytes, memory)
     size = probe_size(case.block_bytes, free, probe_mb * MIB)
@@ -108,7 +113,7 @@ def _probe(case: Case, probe_mb: int, console: Console) -> DeviceProfile:
         def on_step(name: str) -> None:
             progress.update(task, description=f"measuring {name}", completed=STEPS.index(name))
 
-        return measure(size, folder, on_step)
+        return measure(size, None if in_memory else folder, on_step)
 
 
 def _profile_lines(profile: DeviceProfile, case: Case) -> list[str]:

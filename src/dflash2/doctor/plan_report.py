@@ -100,7 +100,7 @@ def reasons(plan: Plan, weights_source: str) -> list[tuple[str, str]]:
         ("memory.nvme_capacity_mb", _tier_reason(request.nvme_bytes, plan.nvme_bytes, need)),
         (
             "memory.staging_buffer_size_mb",
-            f"four batches of {plan.batch_blocks} blocks, at most 512 MiB: more is never in use",
+            f"four batches of {plan.batch_blocks} blocks, the most that is in use at once, but not above the default",
         ),
         ("kv_block.block_size", "as asked" if request.block_size != 128 else "the default"),
         ("kv_block.prefetch_window", "starts narrow and widens by itself"),
@@ -115,7 +115,7 @@ def reasons(plan: Plan, weights_source: str) -> list[tuple[str, str]]:
 def _tier_reason(given: int | None, planned: int, need: str) -> str:
     if given is not None:
         return "as given"
-    return need if planned else "not needed for this load"
+    return need if planned else "not needed for this load; left out, the default holds"
 
 
 def plan_json(plan: Plan, weights_source: str) -> dict[str, Any]:
