@@ -33,6 +33,12 @@ class Prefetcher:
         """Prefetched blocks, in flight or arrived, that nobody has used yet."""
         return len(self._outstanding)
 
+    def without_outstanding(self, ids: IntArray) -> IntArray:
+        """Those of ``ids`` that do not wait for their first use after a prefetch."""
+        outstanding = np.fromiter(self._outstanding, np.int32, len(self._outstanding))
+        others: IntArray = ids[~np.isin(ids, outstanding)]
+        return others
+
     def run(self, upcoming: IntArray, spare_hbm_slots: int) -> None:
         """Prefetch for sequences that run next.
 

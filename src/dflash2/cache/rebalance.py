@@ -42,6 +42,8 @@ class Rebalancer:
         self.refresh_interval_s = refresh_interval_s
         self.guard = guard
         self._next_refresh = -np.inf
+        self._draining: set[Tier] = set()
+        """Tiers that have been above their high watermark and not yet at their low one."""
 
     def run(self, leaving_next: IntArray, now: float) -> None:
         """One round.
@@ -60,8 +62,12 @@ class Rebalancer:
     def spare_hbm_slots(self) -> int:
         """Free HBM slots above what the high watermark keeps for new blocks."""
         table = self._cache.table
-        kept = int((1.0 - self.watermarks.high) * table.capacity(Tier.HBM))
-        return max(0, table.num_free(Tier.HBM) - kept)
+        return max(0, table.num_free(Tier.HBM) - self._kept_free(Tier.HBM))
+
+    def _kept_free(self, tier: Tier) -> int:
+        """Slots above the high watermark."""
+        capacity = self._cache.table.capacity(tier)
+        return capacity - int(self.watermarks.high * capacity)
 
     def _refresh(self, now: float) -> None:
         cache = self._cache
@@ -72,33 +78,47 @@ class Rebalancer:
             cache.policy.cold_threshold = self.guard.update()
 
     def _demote_cold(self, tier: Tier, now: float) -> None:
-        """Above the high watermark: free the coldest down to the low one, a batch a round."""
+        """From above the high watermark on, free the coldest down to the low one, a batch a round."""
         cache = self._cache
         table = cache.table
-        capacity = table.capacity(tier)
-        used = table.num_used(tier) - cache.mover.leaving(tier)
-        if not capacity or used <= self.watermarks.high * capacity:
+        wanted = self._surplus(tier)
+        if not wanted:
             return
-        wanted = min(int(used - self.watermarks.low * capacity), cache.mover.batch_blocks)
         idle = cache.room.idle(tier)
         cold = idle[cache.policy.is_cold(table, idle, now)]
-        victims = cache.policy.order(table, cold, wanted, now)
         if tier is Tier.HBM:
-            victims = cache.room.free_clean(victims)
-        else:
-            elsewhere = (table.present[victims] & ~TIER_BIT[tier]) != 0
-            table.drop(victims[elsewhere], tier)
-            victims = victims[~elsewhere]
-        begun = cache.room.demote(victims, tier, now)
+            cold = cache.prefetcher.without_outstanding(cold)  # or they would be loaded twice for one use
+        victims = cache.policy.order(table, cold, min(wanted, cache.mover.batch_blocks), now)
+        if not len(victims):
+            self._draining.discard(tier)  # all is hot: wait until the high watermark is passed again
+            return
         if tier is Tier.HBM:
-            cache.regret.note_demoted(begun, now)
+            # Those without a copy of their own cost as much when they come back: they count for the guard as well.
+            dirty = cache.room.free_clean(victims)
+            cache.regret.note_demoted(victims[~table.has(victims, Tier.HBM)], now)
+            cache.regret.note_demoted(cache.room.demote(dirty, tier, now), now)
+            return
+        elsewhere = (table.present[victims] & ~TIER_BIT[tier]) != 0
+        table.drop(victims[elsewhere], tier)
+        cache.room.demote(victims[~elsewhere], tier, now)
+
+    def _surplus(self, tier: Tier) -> int:
+        """Slots to free on the tier: 0 until the high watermark is passed, then those above the low one."""
+        table = self._cache.table
+        capacity = table.capacity(tier)
+        used = table.num_used(tier) - self._cache.mover.leaving(tier)
+        if used > self.watermarks.high * capacity:
+            self._draining.add(tier)
+        surplus = int(used - self.watermarks.low * capacity)
+        if surplus <= 0:
+            self._draining.discard(tier)
+        return surplus if tier in self._draining else 0
 
     def _copy_early(self, leaving_next: IntArray, now: float) -> None:
         """Copy full blocks that will be demoted soon into free DRAM slots: freeing them later costs nothing."""
         cache = self._cache
         table = cache.table
-        kept = int((1.0 - self.watermarks.high) * table.capacity(Tier.DRAM))
-        spare = min(table.num_free(Tier.DRAM) - kept, cache.mover.batch_blocks)
+        spare = min(table.num_free(Tier.DRAM) - self._kept_free(Tier.DRAM), cache.mover.batch_blocks)
         if spare <= 0 or cache.mover.num_in_flight:
             return
         full = (table.state[leaving_next] == BlockState.SEALED) | (table.state[leaving_next] == BlockState.PUBLISHED)

@@ -55,7 +55,7 @@ class Room:
     def make_rows(self, count: int, now: float) -> bool:
         """Whether ``count`` rows of the page table are free, after forgetting cached blocks if need be.
 
-        There is a row for every slot, but a block that was lost keeps its row, without a slot, until its holder notices.
+        There is a row for every slot, but a lost block keeps its row, without a slot, until its holder notices.
         """
         for tier in reversed(Tier):
             short = count - self._table.num_free_rows
