@@ -4,8 +4,8 @@
 
 Limits: memcpy of one large buffer, the better of one and two threads; the disk, the best of several depths of O_DIRECT
 calls of 1 MiB on an already written file. Limits and paths alternate in every repeat and medians are reported, because
-a shared machine drifts: only the ratios mean something. Slots are drawn at random for HBM and NVMe; DRAM slots come in
-runs of one batch, as an allocator hands them out, or at random with ``--dram-slots random``.
+a shared machine drifts: only the ratios mean something. HBM slots are drawn at random; DRAM and NVMe slots come in runs
+of one batch, as an allocator hands them out, or at random with ``--slots random``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +59,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Path_:
+class Route:
     """One thing to time: moves ``nbytes`` bytes when called, against the limit of that name."""
 
     route: str
@@ -145,11 +144,10 @@ def block_layout(block_bytes: int, num_layers: int) -> KVLayout:
     return KVLayout(num_layers, heads, 64, block_bytes // (per_token * heads), "uint8")
 
 
-def slots_in_runs(count: int, total: int, rng: np.random.Generator) -> IntArray:
-    """All batches contiguous, batches in random order."""
-    starts = np.arange(0, total - total % BATCH_BLOCKS, BATCH_BLOCKS)
-    order = rng.permutation(starts)
-    return (order[:, None] + np.arange(BATCH_BLOCKS)).ravel()[:count].astype(np.int32)
+def slots_in_runs(count: int, rng: np.random.Generator) -> IntArray:
+    """All batches contiguous, batches in random order; ``count`` is a multiple of a batch."""
+    starts = rng.permutation(np.arange(0, count, BATCH_BLOCKS))
+    return (starts[:, None] + np.arange(BATCH_BLOCKS)).ravel().astype(np.int32)
 
 
 @dataclass
@@ -190,7 +188,7 @@ def device_pool(layout: KVLayout, num_slots: int, layered: bool) -> BlockPool:
 
 @contextmanager
 def bench(
-    layout: KVLayout, directory: Path, nbytes: int, layered: bool, options: NvmeOptions, dram_slots: str
+    layout: KVLayout, directory: Path, nbytes: int, layered: bool, options: NvmeOptions, lower_slots: str
 ) -> Iterator[Bench]:
     count = max(BATCH_BLOCKS, nbytes // layout.stride_bytes // BATCH_BLOCKS * BATCH_BLOCKS)
     rng = np.random.default_rng(1)
@@ -201,8 +199,8 @@ def bench(
     }
     engine = ThreadedTransferEngine(pools, 512 * MIB, BATCH_BLOCKS)
     slots = {tier: rng.permutation(count).astype(np.int32) for tier in Tier}
-    if dram_slots == "runs":
-        slots[Tier.DRAM] = slots_in_runs(count, count, rng)
+    if lower_slots == "runs":
+        slots |= {tier: slots_in_runs(count, rng) for tier in (Tier.DRAM, Tier.NVME)}
     slabs = pools[Tier.DRAM].slabs  # type: ignore[attr-defined]
     slabs[:] = rng.integers(0, 256, slabs.shape, dtype=np.uint8)
     keys = rng.integers(0, 256, (count, 32), dtype=np.uint8)
@@ -217,7 +215,7 @@ def bench(
             pool.close()
 
 
-def paths_of(ready: Bench, routes: set[str]) -> list[Path_]:
+def paths_of(ready: Bench, routes: set[str]) -> list[Route]:
     everything, half = slice(None), ready.count // 2
     first, second = slice(0, half), slice(half, None)
     hbm, dram, nvme = Tier.HBM, Tier.DRAM, Tier.NVME
@@ -230,7 +228,7 @@ def paths_of(ready: Bench, routes: set[str]) -> list[Path_]:
     }
     size = ready.layout.block_bytes
     paths = [
-        Path_(route, ready.name, "staged", size, ready.count * size, limit, lambda pairs=pairs: ready.move(*pairs))  # type: ignore[misc]
+        Route(route, ready.name, "staged", size, ready.count * size, limit, lambda pairs=pairs: ready.move(*pairs))  # type: ignore[misc]
         for route, (limit, pairs) in plans.items()
         if route in routes and not (ready.name == "layer" and "nvme" in route)
     ]
@@ -238,7 +236,7 @@ def paths_of(ready: Bench, routes: set[str]) -> list[Path_]:
         for route in ("hbm>dram", "dram>hbm"):
             if route in routes:
                 run = lambda out=route == "hbm>dram": piece_by_piece(ready, out)  # type: ignore[misc]  # noqa: E731
-                paths.append(Path_(route, "layer", "pieces", size, ready.count * size, "memcpy", run))
+                paths.append(Route(route, "layer", "pieces", size, ready.count * size, "memcpy", run))
     return paths
 
 
@@ -256,7 +254,9 @@ def piece_by_piece(ready: Bench, outwards: bool) -> None:
 # The run
 
 
-def measure(paths: list[Path_], limits: dict[str, Callable[[], float]], repeats: int) -> tuple[list[Row], dict[str, float]]:
+def measure(
+    paths: list[Route], limits: dict[str, Callable[[], float]], repeats: int
+) -> tuple[list[Row], dict[str, float]]:
     """Each repeat takes every limit once and every path once; ratios are within a repeat."""
     seen: dict[str, list[float]] = {name: [] for name in limits}
     speeds: list[list[float]] = [[] for _ in paths]
@@ -295,7 +295,6 @@ def slow_device(directory: Path, seconds_each: float, nbytes: int) -> dict[str, 
         written = seconds(lambda: ready.move((Tier.DRAM, Tier.NVME, slice(None))))
         idle = load_latencies(ready, seconds_each)
         files.bytes_per_s = ready.count * layout.block_bytes / written / 10
-        stop = threading.Event()
         half = ready.count // 2
         job = CopyJob(
             Tier.DRAM,
@@ -306,7 +305,6 @@ def slow_device(directory: Path, seconds_each: float, nbytes: int) -> dict[str, 
             ready.keys[half:],
         )
         slow = load_latencies(ready, seconds_each, job)
-        stop.set()
         files.bytes_per_s = None
     return {"idle_load_p99_ms": round(idle * 1e3, 2), "slow_load_p99_ms": round(slow * 1e3, 2)}
 
@@ -351,7 +349,7 @@ def main() -> None:
     parser.add_argument("--block-kib", type=int, nargs="*", default=BLOCK_KIB)
     parser.add_argument("--routes", default="hbm>dram,dram>hbm,both,dram>nvme,nvme>dram")
     parser.add_argument("--layouts", default="block,layer")
-    parser.add_argument("--dram-slots", choices=("runs", "random"), default="runs")
+    parser.add_argument("--slots", choices=("runs", "random"), default="runs")
     parser.add_argument("--slow-device-s", type=float, default=10.0, help="seconds for each half; 0 leaves it out")
     args = parser.parse_args()
     nbytes, routes = args.size_mb * MIB, set(args.routes.split(","))
@@ -371,7 +369,7 @@ def main() -> None:
         for layered in (name == "layer" for name in args.layouts.split(",")):
             for kib in args.block_kib:
                 layout = block_layout(kib * 1024, NUM_LAYERS if layered else 1)
-                with bench(layout, directory, nbytes, layered, NvmeOptions(), args.dram_slots) as ready:
+                with bench(layout, directory, nbytes, layered, NvmeOptions(), args.slots) as ready:
                     io_mode = ready.pools[Tier.NVME].io_mode  # type: ignore[attr-defined]
                     got, medians = measure(paths_of(ready, routes), limits, args.repeats)
                 rows += got
@@ -390,7 +388,7 @@ def main() -> None:
         "repeats": args.repeats,
         "checksum": "xxh3-64",
         "direct_io": io_mode == "direct",
-        "dram_slots": args.dram_slots,
+        "slots": args.slots,
         "rows": [asdict(row) for row in rows],
         "slow_device": slow,
         "peers": [],

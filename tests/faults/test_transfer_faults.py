@@ -62,12 +62,16 @@ def build(tmp_path: Path) -> Iterator[Build]:
 
 
 def test_no_space_on_block_7_of_32_leaves_dram_whole(build: Build, tmp_path: Path) -> None:
-    written = []
+    room = [7 * LAYOUT.stride_bytes]
+    lock = threading.Lock()
 
     def full(call: FileCall) -> bool:
-        if payload_writes(call):
-            written.append(call.offset)
-        return payload_writes(call) and len(written) > 7
+        if not payload_writes(call):
+            return False
+        with lock:
+            fits = call.nbytes <= room[0]
+            room[0] -= call.nbytes if fits else 0
+        return not fits
 
     nvme = nvme_pool(tmp_path, options=NvmeOptions(files=FailingFiles(OsFileOps(), full, errno.ENOSPC)))
     dram = dram_pool(tmp_path)
@@ -84,7 +88,7 @@ def test_no_space_on_block_7_of_32_leaves_dram_whole(build: Build, tmp_path: Pat
 
 
 def test_an_unreadable_block_is_bad_at_the_source_and_the_threads_live(build: Build, tmp_path: Path) -> None:
-    files = FailingFiles(OsFileOps(), lambda c: payload_reads(c) and c.offset == 4096 + 5 * LAYOUT.stride_bytes)
+    files = FailingFiles(OsFileOps(), lambda c: payload_reads(c) and c.touches(4096 + 5 * LAYOUT.stride_bytes))
     nvme, hbm = nvme_pool(tmp_path, options=NvmeOptions(files=files)), tensor_pool(tmp_path)
     engine = build(hbm=hbm, nvme=nvme)
     write_blocks(nvme, range(10), range(10))

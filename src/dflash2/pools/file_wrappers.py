@@ -21,7 +21,7 @@ class FileCall:
         operation: which.
         index: how many calls this wrapper saw before.
         offset: position in the file.
-        nbytes: bytes asked for; a header has 64, a payload at least a page.
+        nbytes: bytes asked for; headers have 512 at most, payloads at least a page each.
     """
 
     operation: Literal["read", "write"]
@@ -29,10 +29,14 @@ class FileCall:
     offset: int
     nbytes: int
 
+    def touches(self, offset: int) -> bool:
+        """True if the byte at ``offset`` is among those asked for."""
+        return self.offset <= offset < self.offset + self.nbytes
+
     @property
     def is_payload(self) -> bool:
         """False for headers."""
-        return self.nbytes >= 512
+        return self.nbytes > 512
 
 
 When: TypeAlias = Callable[[FileCall], bool]

@@ -26,6 +26,8 @@ from dflash2.types import PAGE_BYTES, BoolArray, ByteArray, IntArray, KVLayout, 
 
 log = logging.getLogger(__name__)
 
+_MAX_CALL_BYTES = 1 << 20
+"""Neighbouring blocks are read and written by one call up to this size; more gains nothing and blocks a thread."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -167,9 +169,9 @@ class NvmePool:
         ok = self._headers.readable(slots, keys)
         self._enter()
         try:
-            rows_view = row_views(buffer, self._stride_bytes, self.io_mode, self._scratch)
-            for i in np.flatnonzero(ok).tolist():
-                ok[i] = self._read_block(int(slots[i]), rows_view, int(rows[i]))
+            views = row_views(buffer, self._stride_bytes, self.io_mode, self._scratch)
+            for run in self._runs(slots, np.flatnonzero(ok).tolist(), views.max_run):
+                ok[run] = self._read_run(slots[run].tolist(), views, rows[run].tolist())
         finally:
             self._leave()
         return ok
@@ -179,10 +181,10 @@ class NvmePool:
         ok = self._headers.forget(slots)
         self._enter()
         try:
-            rows_view = row_views(buffer, self._stride_bytes, self.io_mode, self._scratch)
-            for i in np.flatnonzero(ok).tolist():
-                key = None if keys is None else keys[i].tobytes()
-                ok[i] = self._may_write() and self._write_block(int(slots[i]), rows_view, int(rows[i]), key)
+            views = row_views(buffer, self._stride_bytes, self.io_mode, self._scratch)
+            for run in self._runs(slots, np.flatnonzero(ok).tolist(), views.max_run):
+                run_keys = [None if keys is None else keys[i].tobytes() for i in run]
+                ok[run] = self._write_run(slots[run].tolist(), views, rows[run].tolist(), run_keys)
         finally:
             self._leave()
         return ok
@@ -230,23 +232,69 @@ class NvmePool:
             self._next_probe = now + self._options.probe_interval_s
         return True
 
-    def _read_block(self, slot: int, rows: RowViews, row: int) -> bool:
+    def _runs(self, slots: IntArray, positions: list[int], max_run: int) -> list[list[int]]:
+        """Group positions whose slots are neighbours in one file, up to ``_MAX_CALL_BYTES`` a group."""
+        parts = len(self._files.data_fds)
+        most = max(1, min(max_run, _MAX_CALL_BYTES // self._stride_bytes))
+        place = {at: divmod(slot, parts)[::-1] for at, slot in zip(positions, slots[positions].tolist(), strict=True)}
+        runs: list[list[int]] = []
+        for at in sorted(positions, key=place.__getitem__):
+            part, index = place[at]
+            if runs and len(runs[-1]) < most and place[runs[-1][-1]] == (part, index - 1):
+                runs[-1].append(at)
+            else:
+                runs.append([at])
+        return runs
+
+    def _read_run(self, slots: list[int], views: RowViews, rows: list[int]) -> list[bool]:
+        if len(slots) > 1:
+            fd, offset = self._address(slots[0])
+            buffers = [views.row(row) for row in rows]
+            try:
+                whole = self._ops.preadv(fd, buffers, offset) == len(slots) * self._stride_bytes
+            except OSError:
+                whole = False  # block by block, to find out which
+            if whole:
+                return [self._verify(slot, view) for slot, view in zip(slots, buffers, strict=True)]
+        return [self._read_block(slot, views, row) for slot, row in zip(slots, rows, strict=True)]
+
+    def _read_block(self, slot: int, views: RowViews, row: int) -> bool:
         fd, offset = self._address(slot)
-        view = rows.row(row)
+        view = views.row(row)
         try:
             count = read_fully(self._ops, fd, view, offset)
         except OSError as error:
             return self._bad_slot(slot, "read error", str(error))
         if count < len(view):
             return self._bad_slot(slot, "short read", f"{count} of {len(view)} bytes")
-        if xxhash.xxh3_64_intdigest(view[: self._payload_bytes]) != self._headers.checksum(slot):
-            return self._bad_slot(slot, "checksum mismatch", "the payload is not what was stored")
-        rows.arrived(row)
+        if not self._verify(slot, view):
+            return False
+        views.arrived(row)
         return True
 
-    def _write_block(self, slot: int, rows: RowViews, row: int, key: bytes | None) -> bool:
+    def _verify(self, slot: int, view: memoryview) -> bool:
+        if xxhash.xxh3_64_intdigest(view[: self._payload_bytes]) == self._headers.checksum(slot):
+            return True
+        return self._bad_slot(slot, "checksum mismatch", "the payload is not what was stored")
+
+    def _write_run(self, slots: list[int], views: RowViews, rows: list[int], keys: list[bytes | None]) -> list[bool]:
+        if len(slots) > 1 and self.health is PoolHealth.OK:
+            fd, offset = self._address(slots[0])
+            buffers = [views.row(row) for row in rows]
+            checksums = [xxhash.xxh3_64_intdigest(view[: self._payload_bytes]) for view in buffers]
+            try:
+                whole = self._ops.pwritev(fd, buffers, offset) == len(slots) * self._stride_bytes
+            except OSError:
+                whole = False  # block by block, to find out which
+            if whole:
+                return self._headers.commit(slots, keys, checksums)
+        return [self._write_block(slot, views, row, key) for slot, row, key in zip(slots, rows, keys, strict=True)]
+
+    def _write_block(self, slot: int, views: RowViews, row: int, key: bytes | None) -> bool:
+        if not self._may_write():
+            return False
         fd, offset = self._address(slot)
-        view = rows.filled_row(row)
+        view = views.filled_row(row)
         checksum = xxhash.xxh3_64_intdigest(view[: self._payload_bytes])
         try:
             write_fully(self._ops, fd, view, offset)
@@ -256,7 +304,7 @@ class NvmePool:
         if self.health is PoolHealth.FULL:
             with self._lock:
                 self.health = PoolHealth.OK
-        return self._headers.commit(slot, key, checksum)
+        return self._headers.commit([slot], [key], [checksum])[0]
 
     def _write_failed(self, slot: int, error: OSError) -> None:
         if error.errno not in _NO_SPACE:

@@ -14,6 +14,8 @@ from dflash2.pools.nvme_format import EMPTY_HEADER, HEADER_BYTES, pack_header
 from dflash2.pools.nvme_recovery import RecoveredBlocks, newest_of_each_key, scan
 from dflash2.types import KEY_BYTES, PAGE_BYTES, BoolArray, ByteArray, IntArray
 
+_SECTOR_HEADERS = 512 // HEADER_BYTES
+
 
 class HeaderTable:
     """One header per slot. Thread-safe for disjoint slots.
@@ -75,32 +77,37 @@ class HeaderTable:
             written, for its old header would then stand over a new payload.
         """
         with self._lock:
-            told = slots[self._valid[slots]]
+            told = np.sort(slots[self._valid[slots]]).tolist()
             self._valid[slots] = False
-        lost = [slot for slot in told.tolist() if not self._write(slot, EMPTY_HEADER)]
+        written = self._write(told, [EMPTY_HEADER] * len(told))
+        lost = [slot for slot, ok in zip(told, written, strict=True) if not ok]
         self.quarantine(np.array(lost, dtype=np.int32))
         return ~self._quarantined[slots]
 
-    def commit(self, slot: int, key: bytes | None, checksum: int) -> bool:
-        """Make a slot readable; False if the file could not be told, and then it is not."""
+    def commit(self, slots: list[int], keys: list[bytes | None], checksums: list[int]) -> list[bool]:
+        """Make ascending slots readable; False, and still unreadable, where the file could not be told."""
         with self._lock:
             generation = self._generation
-            self._generation += 1
-        if not self._write(slot, pack_header(key, checksum, generation, self._payload_bytes)):
-            return False
+            self._generation += len(slots)
+        headers = [
+            pack_header(key, checksum, generation + i, self._payload_bytes)
+            for i, (key, checksum) in enumerate(zip(keys, checksums, strict=True))
+        ]
+        written = self._write(slots, headers)
         with self._lock:
-            self._checksums[slot] = checksum
-            self._keys[slot] = 0 if key is None else np.frombuffer(key, dtype=np.uint8)
-            self._valid[slot] = True
-        return True
+            for slot, key, checksum, ok in zip(slots, keys, checksums, written, strict=True):
+                if ok:
+                    self._checksums[slot] = checksum
+                    self._keys[slot] = 0 if key is None else np.frombuffer(key, dtype=np.uint8)
+                    self._valid[slot] = True
+        return written
 
     def quarantine(self, slots: IntArray) -> None:
         """Never read or write these slots again."""
         with self._lock:
             self._valid[slots] = False
             self._quarantined[slots] = True
-        for slot in slots.tolist():
-            self._write(slot, EMPTY_HEADER)
+        self._write(np.sort(slots).tolist(), [EMPTY_HEADER] * len(slots))
 
     def sync(self) -> bool:
         """Bring the file to the medium; False if the system could not."""
@@ -121,10 +128,23 @@ class HeaderTable:
         if len(wrong):
             raise IntegrityError(f"NVMe headers on disk differ from memory at slots {wrong[:8].tolist()}")
 
-    def _write(self, slot: int, header: bytes) -> bool:
+    def _write(self, slots: list[int], headers: list[bytes]) -> list[bool]:
+        """Write headers of ascending slots; neighbours within one sector by one call, which cannot be torn."""
+        written: list[bool] = []
+        start = 0
+        for stop in range(1, len(slots) + 1):
+            if stop < len(slots) and slots[stop] == slots[stop - 1] + 1 and slots[stop] % _SECTOR_HEADERS:
+                continue
+            written += self._write_neighbours(slots[start], headers[start:stop])
+            start = stop
+        return written
+
+    def _write_neighbours(self, first: int, headers: list[bytes]) -> list[bool]:
         try:
-            write_fully(self._ops, self._fd, memoryview(header), PAGE_BYTES + slot * HEADER_BYTES)
+            write_fully(self._ops, self._fd, memoryview(b"".join(headers)), PAGE_BYTES + first * HEADER_BYTES)
         except OSError as error:
-            self._faults.report("header write error", f"slot {slot}: {error}")
-            return False
-        return True
+            if len(headers) > 1:  # find out which
+                return [ok for i, header in enumerate(headers) for ok in self._write_neighbours(first + i, [header])]
+            self._faults.report("header write error", f"slot {first}: {error}")
+            return [False]
+        return [True] * len(headers)

@@ -10,7 +10,13 @@ from dflash2.types import PAGE_BYTES, ByteArray
 
 
 class RowViews:
-    """Rows of a buffer as I/O buffers."""
+    """Rows of a buffer as I/O buffers.
+
+    Attributes:
+        max_run: how many rows may be used at once.
+    """
+
+    max_run = 1024  # IOV_MAX
 
     def __init__(self, buffer: ByteArray) -> None:
         self._view = buffer.reshape(-1).data
@@ -30,6 +36,8 @@ class RowViews:
 
 class _BouncedViews(RowViews):
     """The same through one aligned row, for buffers that direct I/O does not take."""
+
+    max_run = 1
 
     def __init__(self, buffer: ByteArray, page: mmap.mmap) -> None:
         super().__init__(buffer)
