@@ -126,6 +126,20 @@ class Runtime:
             if self.ledger.holds(sequence.request_id):
                 self.ledger.release(sequence.request_id)
 
+    def join_prefix(self, sequence: Sequence, token_ids: IntArray) -> bytes | None:
+        """Before a prompt is computed further: take over what others have computed of it since ``open``.
+
+        Args:
+            sequence: may be entering again afterwards.
+            token_ids: int32 ``[n]``, the whole prompt.
+
+        Returns:
+            Key of the block that would be computed next, if it is a whole one: of two sequences with the same key in
+            one step the second had better wait and take it over. None for the end of the prompt.
+        """
+        self.cache.join_prefix(sequence, token_ids, self.clock())
+        return self.cache.next_block_key(sequence, token_ids)
+
     # -- residency -----------------------------------------------------------------------------------------------
 
     def try_enter(self, sequence: Sequence, growth_tokens: int) -> bool:

@@ -109,6 +109,37 @@ class CacheManager:
         self._count_hits(ids)
         return sequence
 
+    def next_block_key(self, sequence: Sequence, token_ids: IntArray) -> bytes | None:
+        """Key of the next block of a prompt that stands at a block border; None elsewhere and for its last tokens.
+
+        Args:
+            sequence: its tokens are the first of ``token_ids``.
+            token_ids: int32 ``[n]``, the prompt; at least one token is left to compute behind the block.
+        """
+        start, end = sequence.num_tokens, sequence.num_tokens + self.block_size
+        if start != len(sequence.block_ids) * self.block_size or end >= len(token_ids):
+            return None
+        return next_key(sequence.last_key, token_ids[start:end])
+
+    def join_prefix(self, sequence: Sequence, token_ids: IntArray, now: float) -> None:
+        """Take over blocks of a prompt that other sequences have published since this one was opened.
+
+        A pinned sequence may be ENTERING again afterwards. Arguments as for ``next_block_key``.
+        """
+        while (key := self.next_block_key(sequence, token_ids)) is not None:
+            block_id = self.index.get(key)
+            if block_id is None or not self.table.present[block_id]:
+                return
+            ids = np.array([block_id], np.int32)
+            if not self.residency.try_attach(sequence, ids, now):
+                return
+            self.table.ref_count[ids] += 1
+            start = sequence.num_tokens
+            sequence.append_tokens(token_ids[start : start + self.block_size])
+            sequence.keys.append(key)
+            sequence.num_cached_tokens += self.block_size
+            self.counters.joined_tokens += self.block_size
+
     def fork(self, sequence: Sequence, request_id: str) -> Sequence:
         """A second sequence with the same past. Its blocks are shared; an OPEN tail is copied by the first to write."""
         ids = sequence.block_ids[: self.residency.blocks_for(sequence.num_tokens)].copy()
@@ -207,7 +238,7 @@ class CacheManager:
 
     def _seal(self, sequence: Sequence, position: int) -> None:
         block_id = int(sequence.block_ids[position])
-        parent_key = sequence.keys[-1] if sequence.keys else sequence.root
+        parent_key = sequence.last_key
         start = position * self.block_size
         key = next_key(parent_key, sequence.tokens[start : start + self.block_size])
         sequence.keys.append(key)

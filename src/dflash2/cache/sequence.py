@@ -56,6 +56,11 @@ class Sequence:
         """int32 ``[num_tokens]``, a view: the tokens whose KV exists."""
         return self._tokens[: self.num_tokens]
 
+    @property
+    def last_key(self) -> bytes:
+        """Key of the last full block, or the root: parent of the next one."""
+        return self.keys[-1] if self.keys else self.root
+
     def append_tokens(self, token_ids: IntArray) -> None:
         """The KV of these tokens exists from now on."""
         end = self.num_tokens + len(token_ids)

@@ -135,8 +135,9 @@ class Scheduler(ABC):
         ready = [state for state in self.resident if state.blocks.residency is Residency.RESIDENT]
         ready.sort(key=lambda state: state.is_prefilling)
         picked: dict[RequestState, int] = {}
+        begun: set[bytes] = set()
         for state in ready:
-            if budget == 0 or state not in self.resident:
+            if budget == 0 or state not in self.resident or not self._may_compute(state, begun):
                 continue
             count = min(state.num_uncomputed, budget)
             if self._try_grow(state, count, now):
@@ -144,6 +145,24 @@ class Scheduler(ABC):
                 budget -= count
         # Making room for one may have taken out another that was picked before.
         return {state: count for state, count in picked.items() if state in self.resident}
+
+    def _may_compute(self, state: RequestState, begun: set[bytes]) -> bool:
+        """Not what another request has computed or is about to compute in this step: that is taken over instead.
+
+        Args:
+            state: a resident request.
+            begun: keys of the first blocks that this step computes; added to.
+        """
+        if not state.is_prefilling:
+            return True
+        key = self.runtime.join_prefix(state.blocks, state.tokens)
+        if state.num_output_tokens == 0:
+            state.num_cached_tokens = state.blocks.num_cached_tokens
+        if state.blocks.residency is not Residency.RESIDENT or key in begun:
+            return False
+        if key is not None:
+            begun.add(key)
+        return True
 
     def _try_grow(self, state: RequestState, count: int, now: float) -> bool:
         residency = self.runtime.cache.residency

@@ -19,6 +19,8 @@ class CacheCounters:
     looked_up_tokens: int = 0
     hit_tokens: dict[Tier, int] = field(default_factory=_per_tier)
     """Prefix hits by the tier where the block was when its request arrived."""
+    joined_tokens: int = 0
+    """Prompt tokens that another request computed while this one waited for its turn."""
     used_blocks: int = 0
     """Uses of blocks whose KV exists on some tier."""
     used_in_hbm_blocks: int = 0
