@@ -54,6 +54,7 @@ class FakeEngine:
     cancelled: list[str] = field(default_factory=list)
     num_steps: int = 0
     num_idle: int = 0
+    num_stats: int = 0
     num_closed: int = 0
     threads: set[str] = field(default_factory=set)
     _seen: set[tuple[str | None, bytes]] = field(default_factory=set)
@@ -102,6 +103,7 @@ class FakeEngine:
         self.num_idle += 1
 
     def stats(self) -> dict[str, Any]:
+        self.num_stats += 1
         return {"fake": {"num_steps": self.num_steps, "num_running": len(self.running)}}
 
     def close(self) -> None:

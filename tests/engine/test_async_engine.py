@@ -319,8 +319,13 @@ def test_a_step_without_progress_does_not_spin() -> None:
 
 
 def test_statistics_are_taken_once_for_all_who_ask() -> None:
-    async def use(engine: AsyncEngine) -> None:
-        first, second = await asyncio.gather(engine.stats(), engine.stats())
-        assert first is second
+    fake = FakeEngine()
 
-    run(FakeEngine(), use)
+    async def use(engine: AsyncEngine) -> None:
+        before = fake.num_stats
+        await asyncio.gather(*(engine.stats() for _ in range(5)))
+        assert fake.num_stats == before + 1
+        assert (await engine.stats())["fake"]["num_running"] == 0
+        assert fake.num_stats == before + 2
+
+    run(fake, use)

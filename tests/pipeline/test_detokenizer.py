@@ -76,11 +76,12 @@ def test_the_window_stays_short() -> None:
 
 
 # The other family of decoders: a space is part of the next word, and unknown characters are byte tokens.
-WORDS = ("<unk>", "▁Hello", "▁world", "!", *(f"<0x{byte:02X}>" for byte in range(256)))
+WORDS = ("<unk>", "▁Hello", "▁world", "!", *(f"<0x{byte:02X}>" for byte in range(256)), "<mark>")
 
 
 def sentencepiece_text(words: Sequence[str], prompt: Sequence[str] = ()) -> str:
     backend = Backend(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.add_special_tokens(["<mark>"])
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -90,6 +91,10 @@ def sentencepiece_text(words: Sequence[str], prompt: Sequence[str] = ()) -> str:
 
 def test_sentencepiece_spaces_between_words_are_kept() -> None:
     assert sentencepiece_text(["▁Hello", "▁world", "!"]) == "Hello world!"
+
+
+def test_sentencepiece_a_special_token_does_not_swallow_the_space_after_it() -> None:
+    assert sentencepiece_text(["▁Hello", "<mark>", "▁world", "<mark>", "<mark>", "▁world"]) == "Hello world world"
 
 
 def test_sentencepiece_the_space_after_the_prompt_is_kept() -> None:

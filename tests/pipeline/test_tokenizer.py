@@ -43,8 +43,14 @@ def test_the_same_off_the_loop(tokenizer: Tokenizer) -> None:
 
 def test_a_short_text_is_not_held_behind_a_long_one(tokenizer: Tokenizer) -> None:
     async def main() -> None:
-        blocker = threading.Event()
-        long = asyncio.create_task(tokenizer.run(lambda: blocker.wait(20), LONG_TEXT_CHARS + 1))
+        blocker, started = threading.Event(), threading.Event()
+
+        def work() -> bool:
+            started.set()
+            return blocker.wait(20)
+
+        long = asyncio.create_task(tokenizer.run(work, LONG_TEXT_CHARS + 1))
+        await asyncio.to_thread(started.wait, 20)
         short = await tokenizer.encode_async("ab", add_special_tokens=False)
         assert len(short) == 2
         assert not long.done()
