@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dflash2.pools.base import BlockPool
+from dflash2.pools.base import BlockPool, PieceCopier
 from dflash2.pools.dram import DramPool
 from dflash2.pools.file_wrappers import PacedFiles, payload_writes
 from dflash2.pools.fileops import OsFileOps
@@ -95,6 +95,21 @@ class MemcpyLimit:
         one = seconds(lambda: np.copyto(self._dst, self._src))
         two = seconds(lambda: list(self._threads.map(lambda h: np.copyto(self._dst[h], self._src[h]), halves)))  # type: ignore[arg-type]
         return self.nbytes / min(one, two) / 1e9
+
+
+class DeviceCopyLimit:
+    """One large asynchronous copy from the device to page-locked memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._src = torch.ones(nbytes, dtype=torch.uint8, device="cuda")
+        self._dst = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def gb_s(self) -> float:
+        def copy() -> None:
+            self._dst.copy_(self._src, non_blocking=True)
+            torch.cuda.synchronize()
+
+        return len(self._src) / seconds(copy) / 1e9
 
 
 class DiskLimit:
@@ -175,29 +190,42 @@ class Bench:
             raise SystemExit("a transfer failed; no figure can be given")
 
 
-def device_pool(layout: KVLayout, num_slots: int, layered: bool) -> BlockPool:
+def device_pool(layout: KVLayout, num_slots: int, layered: bool, device: str) -> BlockPool:
+    copier: PieceCopier = CpuCopier()
+    if device == "cuda":
+        from dflash2.transfer.cuda_copy import CudaCopier
+
+        copier = CudaCopier(device, BATCH_BLOCKS, layout.block_bytes)
     if not layered:
-        return TensorPool(num_slots, layout, CpuCopier())
+        return TensorPool(num_slots, layout, copier, device)
     piece = layout.block_bytes // (2 * layout.num_layers)
     tensors = []
     for _ in range(2 * layout.num_layers):
-        raw = PageMemory(num_slots * piece).bytes[: num_slots * piece]
-        tensors.append(torch.from_numpy(raw).view(num_slots, layout.block_size, layout.num_kv_heads, layout.head_dim))
-    return LayerFirstPool(tensors[0::2], tensors[1::2], layout, CpuCopier())
+        if device == "cuda":
+            raw = torch.empty(num_slots * piece, dtype=torch.uint8, device=device)
+        else:
+            raw = torch.from_numpy(PageMemory(num_slots * piece).bytes[: num_slots * piece])
+        tensors.append(raw.view(num_slots, layout.block_size, layout.num_kv_heads, layout.head_dim))
+    return LayerFirstPool(tensors[0::2], tensors[1::2], layout, copier)
 
 
 @contextmanager
 def bench(
-    layout: KVLayout, directory: Path, nbytes: int, layered: bool, options: NvmeOptions, lower_slots: str
+    layout: KVLayout, directory: Path, nbytes: int, layered: bool, options: NvmeOptions, lower_slots: str, device: str
 ) -> Iterator[Bench]:
     count = max(BATCH_BLOCKS, nbytes // layout.stride_bytes // BATCH_BLOCKS * BATCH_BLOCKS)
     rng = np.random.default_rng(1)
+    lock = None
+    if device == "cuda":
+        from dflash2.transfer.cuda_copy import page_lock as lock
     pools: dict[Tier, BlockPool] = {
-        Tier.HBM: device_pool(layout, count, layered),
-        Tier.DRAM: DramPool(count, layout),
+        Tier.HBM: device_pool(layout, count, layered, device),
+        Tier.DRAM: DramPool(count, layout, lock),
         Tier.NVME: NvmePool([directory], "bench", count, layout, bytes(32), options),
     }
-    engine = ThreadedTransferEngine(pools, 512 * MIB, BATCH_BLOCKS)
+    engine = ThreadedTransferEngine(
+        pools, 512 * MIB, BATCH_BLOCKS, copy_threads=1 if device == "cuda" else 2, page_lock=lock
+    )
     slots = {tier: rng.permutation(count).astype(np.int32) for tier in Tier}
     if lower_slots == "runs":
         slots |= {tier: slots_in_runs(count, rng) for tier in (Tier.DRAM, Tier.NVME)}
@@ -291,7 +319,7 @@ def slow_device(directory: Path, seconds_each: float, nbytes: int) -> dict[str, 
     """Latency of single-block loads with no stores, and with stores to a device that takes a tenth of its speed."""
     layout = block_layout(MIB, 1)
     files = PacedFiles(OsFileOps(), payload_writes, None)
-    with bench(layout, directory, nbytes, False, NvmeOptions(files=files), "runs") as ready:
+    with bench(layout, directory, nbytes, False, NvmeOptions(files=files), "runs", "cpu") as ready:
         written = seconds(lambda: ready.move((Tier.DRAM, Tier.NVME, slice(None))))
         idle = load_latencies(ready, seconds_each)
         files.bytes_per_s = ready.count * layout.block_bytes / written / 10
@@ -349,6 +377,7 @@ def main() -> None:
     parser.add_argument("--block-kib", type=int, nargs="*", default=BLOCK_KIB)
     parser.add_argument("--routes", default="hbm>dram,dram>hbm,both,dram>nvme,nvme>dram")
     parser.add_argument("--layouts", default="block,layer")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the HBM pool lies")
     parser.add_argument("--slots", choices=("runs", "random"), default="runs")
     parser.add_argument("--slow-device-s", type=float, default=10.0, help="seconds for each half; 0 leaves it out")
     args = parser.parse_args()
@@ -361,7 +390,7 @@ def main() -> None:
         disk = DiskLimit(directory, nbytes, threads)
         stack.callback(disk.close)
         limits = {
-            "memcpy": MemcpyLimit(nbytes, threads).gb_s,
+            "memcpy": (DeviceCopyLimit(nbytes) if args.device == "cuda" else MemcpyLimit(nbytes, threads)).gb_s,
             "disk write": lambda: disk.gb_s(os.pwritev),
             "disk read": lambda: disk.gb_s(os.preadv),
         }
@@ -369,7 +398,7 @@ def main() -> None:
         for layered in (name == "layer" for name in args.layouts.split(",")):
             for kib in args.block_kib:
                 layout = block_layout(kib * 1024, NUM_LAYERS if layered else 1)
-                with bench(layout, directory, nbytes, layered, NvmeOptions(), args.slots) as ready:
+                with bench(layout, directory, nbytes, layered, NvmeOptions(), args.slots, args.device) as ready:
                     io_mode = ready.pools[Tier.NVME].io_mode  # type: ignore[attr-defined]
                     got, medians = measure(paths_of(ready, routes), limits, args.repeats)
                 rows += got
@@ -388,6 +417,7 @@ def main() -> None:
         "repeats": args.repeats,
         "checksum": "xxh3-64",
         "direct_io": io_mode == "direct",
+        "device": args.device,
         "slots": args.slots,
         "rows": [asdict(row) for row in rows],
         "slow_device": slow,
