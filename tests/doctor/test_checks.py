@@ -10,6 +10,7 @@ from tests.doctor.fake_machine import (
     GOOD,
     MIB,
     NO_GPU,
+    NVME_MOUNT,
     REFERENCE,
     ROOT_MOUNT,
     FakeGPU,
@@ -285,3 +286,16 @@ def test_a_link_leads_to_the_real_disk(tmp_path: Path) -> None:
     case = GOOD.case(tmp_path, reference(nvme_path="/fast/kv"))
     (tmp_path / "fast").symlink_to(tmp_path / "nvme")
     assert "nvme0n1" in CHECKS["nvme-device"](case).found
+
+
+def test_a_later_mount_hides_an_earlier_one(tmp_path: Path) -> None:
+    machine = changed(GOOD, mounts=(ROOT_MOUNT, NVME_MOUNT, "31 30 0:41 / /nvme rw - tmpfs tmpfs rw"))
+    assert check("nvme-device", machine, REFERENCE, tmp_path).status is ERROR
+
+
+def test_a_mount_point_with_a_blank(tmp_path: Path) -> None:
+    case = nvme_on(r"259:1 / /fast\040disk rw - xfs /dev/nvme0n1p1 rw").case(
+        tmp_path, reference(nvme_path="/fast disk/kv")
+    )
+    (tmp_path / "fast disk").mkdir()
+    assert CHECKS["nvme-device"](case).status is OK
