@@ -466,3 +466,52 @@ def test_a_poisoned_slot_would_be_noticed(world: CacheWorld) -> None:
     world.memory[Tier.HBM][request.sequence.hbm_slots[0], 0] = POISON
     with pytest.raises(AssertionError, match="wrong"):
         world.check()
+
+
+# -- prefixes that others publish meanwhile --------------------------------------------------------------------------
+
+
+def test_a_prefix_published_since_the_lookup_is_taken_over(world: CacheWorld) -> None:
+    late = world.open(PROMPT, [9])
+    assert late is not None
+    world.close(run(world, PROMPT, [7]))
+    world.join(late)
+    assert late.sequence.num_tokens == late.sequence.num_cached_tokens == 6
+    assert world.cache.counters.joined_tokens == 6
+    world.check()
+    assert world.settle_enter(late, 1) and world.settle_write(late, 1)
+    world.check()
+
+
+def test_a_resident_sequence_waits_for_what_it_takes_over_from_below(world: CacheWorld) -> None:
+    late = world.open(PROMPT, [9])
+    assert late is not None and world.settle_enter(late, 7)
+    other = world.open(PROMPT, [7])
+    assert other is not None and world.try_enter(other, 6) and world.write(other, 6)
+    world.leave(other)
+    push_down(world, other, Tier.NVME)
+    world.close(other)
+    world.join(late)
+    assert late.sequence.residency is Residency.ENTERING and late.sequence.num_tokens == 6
+    assert late.sequence.growth_blocks == 1
+    world.check()
+    assert world.settle_enter(late, 1) and world.settle_write(late, 1)
+    world.check()
+
+
+def test_a_block_that_is_taken_over_is_not_forgotten_to_make_room_for_itself() -> None:
+    world = CacheWorld((4, 1, 0), 2, "lru", headroom=0)
+    late = world.open([1, 1, 2], [])
+    cold = run(world, [1, 1], [])
+    world.leave(cold)
+    push_down(world, cold, Tier.DRAM)
+    world.close(cold)
+    world.close(run(world, [5, 5], []))
+    held = run(world, [3] * 6, [])
+    world.leave(held)
+    assert world.table.num_free(Tier.HBM) == world.table.num_free(Tier.DRAM) == 0
+    assert late is not None and world.try_enter(late, 3)
+    world.join(late)
+    world.check()
+    assert world.settle_enter(late, 1) and world.settle_write(late, 1)
+    world.check()

@@ -56,6 +56,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.world.fork(self.pick(index), script)
 
     @precondition(has_requests)
+    @rule(index=st.integers(0, 7))
+    def join(self, index: int) -> None:
+        self.world.join(self.pick(index))
+
+    @precondition(has_requests)
     @rule(index=st.integers(0, 7), growth=st.integers(0, 9))
     def enter(self, index: int, growth: int) -> None:
         self.world.try_enter(self.pick(index), growth)
@@ -169,13 +174,13 @@ def test_a_long_walk_through_full_tiers(policy: str, sizes: str, test_scale: int
 
 
 def walk(world: CacheWorld, rng: random.Random, num_steps: int) -> None:
-    steps = [
-        *["open"] * 8, *["write"] * 10, *["enter"] * 8, *["advance"] * 8, *["end"] * 8, *["settle"] * 3,
-        *["leave"] * 5, *["rebalance"] * 3, "prefetch", "prefetch", "fail", "crash", "fork", "close", "recover",
-        "expect", "wait",
-    ]  # fmt: skip
+    weights = {
+        **{"open": 8, "join": 4, "enter": 8, "advance": 8, "write": 10, "leave": 5, "end": 8, "settle": 3, "rebalance": 3},
+        **{"prefetch": 2, "fail": 1, "crash": 1, "fork": 1, "close": 1, "recover": 1, "expect": 1, "wait": 1},
+    }
+    steps = list(weights)
     for _ in range(num_steps):
-        step(world, rng, rng.choice(steps))
+        step(world, rng, rng.choices(steps, list(weights.values()))[0])
         world.check()
     world.check_all_given_back()
 
@@ -191,6 +196,8 @@ def step(world: CacheWorld, rng: random.Random, name: str) -> None:
         world.write(request, rng.randint(1, 6))
         if not world.left(request):
             world.close(request)
+    elif name == "join":
+        world.join(request)
     elif name == "enter":
         world.try_enter(request, rng.randint(0, 6))
     elif name == "advance":

@@ -131,9 +131,10 @@ class CacheManager:
             if block_id is None or not self.table.present[block_id]:
                 return
             ids = np.array([block_id], np.int32)
+            self.table.ref_count[ids] += 1  # before it is attached: loading it may have to forget what nobody holds
             if not self.residency.try_attach(sequence, ids, now):
+                self.table.ref_count[ids] -= 1
                 return
-            self.table.ref_count[ids] += 1
             start = sequence.num_tokens
             sequence.append_tokens(token_ids[start : start + self.block_size])
             sequence.keys.append(key)
