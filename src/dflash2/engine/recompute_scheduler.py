@@ -30,7 +30,8 @@ class RecomputeScheduler(Scheduler):
                 self.runtime.close(sequence)
                 return
             self.waiting.popleft()
-            if state.num_output_tokens == 0:
+            if not state.admitted:
+                state.admitted = True
                 state.num_cached_tokens = sequence.num_cached_tokens
                 self.counters.admitted_requests += 1
             state.sequence = sequence

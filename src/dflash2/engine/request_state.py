@@ -29,6 +29,8 @@ class RequestState:
         self._tokens: IntArray = np.empty(max_total_tokens, np.int32)
         self._tokens[: self.num_tokens] = request.token_ids
         self.sequence: Sequence | None = None
+        self.admitted = False
+        """It has been admitted once: from then on it cannot expire, dropped for a while or not."""
         self.num_cached_tokens = 0
         self.turn_tokens = 0
         """Tokens produced since it last became resident."""

@@ -84,7 +84,7 @@ class Scheduler(ABC):
 
     def take_expired(self, now: float) -> list[RequestState]:
         """Remove the requests that waited for admission beyond their deadline."""
-        expired = [state for state in self.waiting if now > state.deadline_s and state.num_output_tokens == 0]
+        expired = [state for state in self.waiting if now > state.deadline_s and not state.admitted]
         for state in expired:
             self.remove(state)
             state.error = DeadlineExceeded(

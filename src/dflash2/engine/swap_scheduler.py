@@ -36,6 +36,7 @@ class SwapScheduler(Scheduler):
             if sequence is None:
                 return
             self.waiting.popleft()
+            state.admitted = True
             state.sequence = sequence
             state.num_cached_tokens = sequence.num_cached_tokens
             self.paused.append(state)
