@@ -31,6 +31,8 @@ class RequestState:
         self.sequence: Sequence | None = None
         self.admitted = False
         """It has been admitted once: from then on it cannot expire, dropped for a while or not."""
+        self.gave_up_loads = False
+        """A load took too long once: it computes the rest itself and takes over no cached block again."""
         self.num_cached_tokens = 0
         self.turn_tokens = 0
         """Tokens produced since it last became resident."""

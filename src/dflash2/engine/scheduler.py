@@ -126,6 +126,7 @@ class Scheduler(ABC):
             late = now - sequence.entered_s > self.limits.load_timeout_s
             if self.runtime.recover(sequence, give_up_loads=late) is not None:
                 self.counters.load_timeouts += int(late)
+                state.gave_up_loads |= late
                 self.resident.remove(state)
                 self.paused.appendleft(state)
 
@@ -153,7 +154,7 @@ class Scheduler(ABC):
             state: a resident request.
             begun: keys of the first blocks that this step computes; added to.
         """
-        if not state.is_prefilling:
+        if not state.is_prefilling or state.gave_up_loads:
             return True
         key = self.runtime.join_prefix(state.blocks, state.tokens)
         if state.num_output_tokens == 0:
