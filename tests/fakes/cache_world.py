@@ -25,6 +25,7 @@ from dflash2.table.keys import KeyNamespace
 from dflash2.table.page_table import BlockState, PageTable
 from dflash2.types import IntArray, Tier
 
+TIERS = tuple(Tier)
 GARBAGE = -0xBAD
 MASK = (1 << 62) - 1
 NAMESPACE = KeyNamespace(model="m", weights_version="1", dtype="float32", block_size=4)
@@ -127,6 +128,10 @@ class CacheWorld:
         twin = Request(self.cache.fork(sequence, name), every, blocks)
         self.requests.append(twin)
         return twin
+
+    def join(self, request: Request) -> None:
+        """Take over what others have published of its script since it was opened."""
+        self.cache.join_prefix(request.sequence, ints(request.script), self.now)
 
     def try_enter(self, request: Request, growth: int) -> bool:
         if request.sequence.residency is not Residency.PAUSED:
@@ -268,12 +273,12 @@ class CacheWorld:
     def _check_block(self, block_id: int, words: Words) -> None:
         """Every copy that may be read holds these words. Copies of a block in flight are judged when that has ended."""
         table = self.table
-        for tier in Tier:
-            if not table.present[block_id] >> tier & 1:
+        present = int(table.present[block_id])
+        judged = (Tier.HBM,) if table.busy[block_id] else TIERS
+        for tier in judged:
+            if not present & 1 << tier.value:
                 continue
-            if table.busy[block_id] and tier is not Tier.HBM:
-                continue
-            there = self.memory[tier][table.slot[block_id, tier], : len(words)]
+            there = self.memory[tier][table.slot[block_id, tier.value], : len(words)]
             assert np.array_equal(there, words), f"block {block_id} holds wrong bytes on {tier.label}"
 
     def _check_predecessor(self, block_id: int) -> None:

@@ -44,7 +44,7 @@ class ScriptedTransfer:
         self.deaf = False
         """Nothing ends, not even when it is waited for."""
         self.fail_next: list[tuple[bool, bool]] = []
-        """(ok, bad_source) for the first block of each of the next jobs to end by themselves."""
+        """(ok, bad_source) for the first block of each of the next loads to end by themselves."""
         self._rotten: set[tuple[Tier, int]] = set()
         """Slots whose content cannot be read any more, whoever reads it."""
         self._done: list[Completion] = []
@@ -78,8 +78,9 @@ class ScriptedTransfer:
             self._end_by_itself(ticket)
 
     def _end_by_itself(self, ticket: int) -> None:
-        ok, bad = np.ones(len(self.flights[ticket].job.src_slots), np.bool_), False
-        if self.fail_next:
+        job = self.flights[ticket].job
+        ok, bad = np.ones(len(job.src_slots), np.bool_), False
+        if self.fail_next and job.dst is Tier.HBM:
             ok[0], bad = self.fail_next.pop(0)
         self.end(ticket, ok.tolist(), bad)
 
