@@ -165,6 +165,10 @@ def slots_in_runs(count: int, rng: np.random.Generator) -> IntArray:
     return (starts[:, None] + np.arange(BATCH_BLOCKS)).ravel().astype(np.int32)
 
 
+def urgency_of(src: Tier, dst: Tier) -> Urgency:
+    return Urgency.DEMAND if dst < src else Urgency.DEMOTION
+
+
 @dataclass
 class Bench:
     """Pools and an engine for one layout."""
@@ -180,7 +184,7 @@ class Bench:
     def move(self, *pairs: tuple[Tier, Tier, slice]) -> None:
         tickets = [
             self.engine.submit(
-                CopyJob(src, dst, self.slots[src][part], self.slots[dst][part], Urgency.DEMAND, self.keys[part])
+                CopyJob(src, dst, self.slots[src][part], self.slots[dst][part], urgency_of(src, dst), self.keys[part])
             )
             for src, dst, part in pairs
         ]

@@ -33,19 +33,39 @@ def test_back_pressure_begins_late_and_ends_later() -> None:
     for _ in range(20):
         paced.after_batch(1_000_000, 0.001)
     assert not paced.is_pressed
-    assert paced.max_blocks is None
+    assert paced.max_blocks(1 << 20) is None
     for _ in range(10):
         paced.after_batch(1_000_000, 0.003)  # three times as slow: not yet
     assert not paced.is_pressed
     for _ in range(10):
+        paced.after_batch(1_000_000, 0.015)
+    assert paced.is_pressed
+    assert paced.max_blocks(1 << 20) == 4
+    assert paced.max_blocks(64 << 20) == 1
+    for _ in range(10):
+        paced.after_batch(1_000_000, 0.005)  # better, but not good
+    assert paced.is_pressed
+    for _ in range(20):
+        paced.after_batch(1_000_000, 0.001)
+    assert not paced.is_pressed
+
+
+def test_one_lucky_batch_does_not_make_the_device_look_slow() -> None:
+    paced = pacer()
+    for took_s in [0.010] * 20 + [0.0001] + [0.010] * 20:
+        paced.after_batch(1_000_000, took_s)
+        assert not paced.is_pressed
+
+
+def test_a_device_that_stays_slow_becomes_the_usual_one() -> None:
+    paced = pacer()
+    for _ in range(100):
+        paced.after_batch(1_000_000, 0.001)
+    for _ in range(20):
         paced.after_batch(1_000_000, 0.010)
     assert paced.is_pressed
-    assert paced.max_blocks == 4
-    for _ in range(10):
-        paced.after_batch(1_000_000, 0.003)  # better, but not good
-    assert paced.is_pressed
-    for _ in range(10):
-        paced.after_batch(1_000_000, 0.001)
+    for _ in range(5_000):
+        paced.after_batch(1_000_000, 0.010)
     assert not paced.is_pressed
 
 

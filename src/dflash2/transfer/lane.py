@@ -117,10 +117,9 @@ class Lane:
     def _run(self) -> None:
         flights: deque[_Flight] = deque()
         while True:
-            pacer = self._pacer
-            pressed = pacer is not None and pacer.is_pressed
+            pressed = self._pacer is not None and self._pacer.is_pressed
             if not (pressed and flights):
-                batch = self.queue.take(wait=not flights, max_blocks=pacer.max_blocks if pacer is not None else None)
+                batch = self.queue.take(wait=not flights, max_blocks=self._max_blocks())
                 if batch is not None:
                     self._take_off(batch, flights)
                     if len(flights) < self._depth:
@@ -129,6 +128,10 @@ class Lane:
                     return
             if flights:
                 self._land(flights.popleft())
+
+    def _max_blocks(self) -> int | None:
+        stride_bytes = next(iter(self._context.routes.values())).src.layout.stride_bytes
+        return None if self._pacer is None else self._pacer.max_blocks(stride_bytes)
 
     def _take_off(self, batch: Batch, flights: deque[_Flight]) -> None:
         """Start a batch, or end it at once if it may not be stored."""

@@ -15,6 +15,10 @@ from dflash2.types import Urgency
 
 _DAY_S = 86_400.0
 _POLL_S = 0.0005
+_RECENT_WEIGHT = 0.3
+_USUAL_WEIGHT = 0.02
+_PRESSED_WEIGHT = 0.001
+"""A device that stays slow becomes the usual one, after thousands of batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +27,16 @@ class PacingOptions:
 
     Attributes:
         max_yield_s: longest time that one batch of stores waits for urgent loads, so that demotions never starve.
-        slow_factor: back-pressure begins when stores take this many times as long per byte as the device's best.
+        slow_factor: back-pressure begins when stores take this many times as long per byte as they usually do.
         recovered_factor: and ends when they take less than this many times as long.
-        pressed_batch_blocks: blocks of a batch under back-pressure.
+        pressed_batch_bytes: size of a batch under back-pressure, at least one block; one batch is then under way.
         bytes_per_day: endurance budget; None for no limit. A day's budget may be used at once, it refills steadily.
     """
 
     max_yield_s: float = 0.05
     slow_factor: float = 4.0
     recovered_factor: float = 2.0
-    pressed_batch_blocks: int = 4
+    pressed_batch_bytes: int = 4 * 1024 * 1024
     bytes_per_day: int | None = None
 
 
@@ -55,30 +59,25 @@ class WritePacer:
         self._loads_waiting = loads_waiting
         self._clock = clock
         self._stopping = threading.Event()
-        self._best: float | None = None
-        self._recent: float | None = None
-        self._pause_s = 0.0
+        self._usual: float | None = None
+        self._recent = 0.0
         self._budget_left = float(options.bytes_per_day or 0)
         self._refilled_at = clock()
         self.is_pressed = False
         """Back-pressure: whoever may leave a store undone should."""
 
-    @property
-    def max_blocks(self) -> int | None:
+    def max_blocks(self, block_bytes: int) -> int | None:
         """Most blocks of the next batch; None for the usual number."""
-        return self._options.pressed_batch_blocks if self.is_pressed else None
+        return max(1, self._options.pressed_batch_bytes // block_bytes) if self.is_pressed else None
 
     def must_wait(self, urgency: Urgency) -> bool:
         """True if ``before_batch`` would wait; what is under way should be ended first, it may hold what loads need."""
-        return urgency is not Urgency.DEMAND and (self._pause_s > 0 or self._loads_waiting())
+        return urgency is not Urgency.DEMAND and self._loads_waiting()
 
     def before_batch(self, urgency: Urgency) -> None:
         """Wait, within bounds, until the batch may start. A store that a step waits for starts at once."""
         if urgency is Urgency.DEMAND:
             return
-        if self._pause_s:
-            self._stopping.wait(self._pause_s)
-            self._pause_s = 0.0
         end = time.monotonic() + self._options.max_yield_s
         while self._loads_waiting() and time.monotonic() < end and not self._stopping.wait(_POLL_S):
             pass
@@ -88,16 +87,15 @@ class WritePacer:
         if not num_bytes:
             return
         per_byte = took_s / num_bytes
-        # The best moves up slowly, so that one lucky batch does not make the device look slow for ever.
-        self._best = per_byte if self._best is None else min(per_byte, self._best * 1.001)
-        self._recent = per_byte if self._recent is None else 0.5 * self._recent + 0.5 * per_byte
-        factor = self._recent / self._best if self._best else 1.0
-        if factor >= self._options.slow_factor:
+        if self._usual is None:
+            self._usual = self._recent = per_byte
+        self._recent += _RECENT_WEIGHT * (per_byte - self._recent)
+        if self._recent >= self._options.slow_factor * self._usual:
             self.is_pressed = True
-        elif factor <= self._options.recovered_factor:
+        elif self._recent <= self._options.recovered_factor * self._usual:
             self.is_pressed = False
-        # Half of the time belongs to the loads while the device is slow.
-        self._pause_s = min(took_s, self._options.max_yield_s) if self.is_pressed else 0.0
+        weight = _PRESSED_WEIGHT if self.is_pressed else _USUAL_WEIGHT
+        self._usual += weight * (per_byte - self._usual)
 
     def try_spend(self, num_bytes: int) -> bool:
         """Take ``num_bytes`` from the endurance budget; False if it does not hold them."""
