@@ -48,8 +48,8 @@ class Room:
             alone = idle[table.present[idle] == TIER_BIT[tier]]
             self.demote(self._policy.order(table, alone, short, now), tier, now)
         short = count - table.num_free(tier) - self._mover.leaving(tier)
-        if short > 0:
-            self._forget(tier, short, now)
+        if short > 0 and not any(self._mover.leaving(below) for below in TIERS_BELOW_HBM if below > tier):
+            self._forget(tier, short, now)  # nothing on its way makes room to push more down: this is all there is
         return table.num_free(tier) >= count
 
     def make_rows(self, count: int, now: float) -> bool:

@@ -19,7 +19,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--chats", type=int, default=12, help="conversations at the same time (default: 12)")
     parser.add_argument("--turns", type=int, default=3, choices=(1, 2, 3, 4), help="questions in each (default: 3)")
-    parser.add_argument("--document-tokens", type=int, default=1600, help="length of each document (default: 1600)")
+    parser.add_argument(
+        "--context-tokens", type=int, default=1984, help="length of each conversation at its end (default: 1984)"
+    )
     parser.add_argument("--output-tokens", type=int, default=48, help="length of each answer (default: 48)")
     parser.add_argument("--nvme-path", type=Path, help="folder on the device to use as NVMe (default: temporary)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
@@ -34,5 +36,5 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.model:
         raise RequestError(f"name a model: --model, or the environment variable {MODEL_VARIABLE}")
-    size = DemoSize(args.chats, args.turns, args.document_tokens, args.output_tokens)
+    size = DemoSize(args.chats, args.turns, args.context_tokens, args.output_tokens)
     return 0 if run_demo(args.model, size, args.json, args.nvme_path) else 1

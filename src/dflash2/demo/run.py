@@ -16,7 +16,7 @@ from dflash2.config import Config
 from dflash2.demo.compare import acceptable, first_divergences
 from dflash2.demo.play import Player, Transcript
 from dflash2.demo.report import print_table, print_verdict, setting_result
-from dflash2.demo.settings import DemoSize, make_settings, working_set_tokens
+from dflash2.demo.settings import DemoSize, make_settings
 from dflash2.demo.workload import Chat, make_chats
 from dflash2.engine.factory import assemble_engine
 from dflash2.engine.model_loader import LoadedModel, load_model, load_tokenizer
@@ -37,18 +37,19 @@ def run_demo(model: str, size: DemoSize, json_path: Path | None, nvme_dir: Path 
     console = Console()
     with console.status(f"loading {Path(model).name}"):
         loaded = load_model(model)
-        chats = make_chats(load_tokenizer(model), size.num_chats, size.num_turns, size.document_tokens)
-    bytes_per_token = loaded.kv_layout(size.block_size).bytes_per_token
-    tokens = working_set_tokens(chats, size)
+        tokenizer = load_tokenizer(model)
+    chats = make_chats(tokenizer, size.num_chats, size.num_turns, size.output_tokens, size.context_tokens)
+    layout = loaded.kv_layout(size.block_size)
     turns = sum(chat.num_turns for chat in chats)
-    console.print(f"{len(chats)} chats, {turns} answers of {size.output_tokens} tokens, {tokens:,} tokens of context")
+    answers = f"{turns} answers of {size.output_tokens} tokens"
+    console.print(f"{len(chats)} chats, {answers}, {size.working_set_tokens:,} tokens of context")
     transcripts: dict[str, Transcript] = {}
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(dir=nvme_dir) as folder, _progress(console) as progress:
-        for name, config in make_settings(chats, size, bytes_per_token, Path(folder)).items():
+        for name, config in make_settings(size, layout, Path(folder)).items():
             task = progress.add_task(name, total=turns * size.output_tokens)
             transcripts[name], stats = _play(loaded, config, chats, size, partial(progress.advance, task))
-            results[name] = setting_result(transcripts[name], stats, bytes_per_token, tokens)
+            results[name] = setting_result(transcripts[name], stats, layout.bytes_per_token, size.working_set_tokens)
     divergences = {
         name: first_divergences(transcripts["all_hbm"], transcripts[name]) for name in ("recompute", "dflash2")
     }

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dflash2.config import Config, KVBlockConfig, MemoryConfig, SchedulingConfig
-from dflash2.demo.workload import Chat
-from dflash2.types import MIB
+from dflash2.types import MIB, KVLayout
 
-PRESSURE = 4.1
+PRESSURE = 4
 """KV working set over HBM pool."""
 DRAM_SHARE = 1.3
 """DRAM over HBM pool: less than what spills, so that NVMe is used too."""
 NVME_SHARE = 3.5
-
 LONG_S = 3600.0
 """No request of the demo gives up: waiting is part of what is compared."""
 
@@ -26,22 +24,24 @@ class DemoSize:
 
     num_chats: int = 12
     num_turns: int = 3
-    document_tokens: int = 1600
+    context_tokens: int = 1984
+    """Length of each conversation at its end."""
     output_tokens: int = 48
     block_size: int = 32
 
+    @property
+    def working_set_tokens(self) -> int:
+        """Tokens of all conversations at their end."""
+        return self.num_chats * self.context_tokens
 
-def working_set_tokens(chats: list[Chat], size: DemoSize) -> int:
-    """Tokens of all conversations at their end."""
-    return sum(chat.num_tokens(size.output_tokens) for chat in chats)
 
-
-def make_settings(chats: list[Chat], size: DemoSize, bytes_per_token: int, nvme_path: Path) -> dict[str, Config]:
+def make_settings(size: DemoSize, layout: KVLayout, nvme_path: Path) -> dict[str, Config]:
     """Configurations by name: ``all_hbm``, ``recompute``, ``dflash2``."""
-    working_set_mb = working_set_tokens(chats, size) * bytes_per_token / MIB
-    hbm_mb = int(working_set_mb / PRESSURE)
+    hbm_blocks = size.num_chats // PRESSURE * layout.num_blocks(size.context_tokens)
+    hbm_mb = -(-hbm_blocks * layout.block_bytes // MIB)
+    working_set_mb = -(-size.working_set_tokens * layout.bytes_per_token // MIB)
     small: dict[str, Any] = {"hbm_capacity_mb": hbm_mb, "dram_capacity_mb": 0}
-    large: dict[str, Any] = {"hbm_capacity_mb": int(1.2 * working_set_mb) + 1, "dram_capacity_mb": 0}
+    large: dict[str, Any] = {"hbm_capacity_mb": 2 * working_set_mb, "dram_capacity_mb": 0}
     tiers: dict[str, Any] = {
         "hbm_capacity_mb": hbm_mb,
         "dram_capacity_mb": int(DRAM_SHARE * hbm_mb),

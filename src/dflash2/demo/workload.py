@@ -19,6 +19,9 @@ QUESTIONS = (
     "Suggest one test for it.",
 )
 _REPLY_MARK = "REPLY-GOES-HERE"
+_DOCUMENT_MARK = "DOCUMENT-GOES-HERE"
+_CHARACTERS_PER_TOKEN = 6
+"""More than source code has, so that a file of this length is long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +43,41 @@ class Chat:
     def num_turns(self) -> int:
         return 1 + len(self.follow_ups)
 
-    def num_tokens(self, output_tokens: int) -> int:
-        """Tokens of the whole conversation when every answer has ``output_tokens``."""
-        return len(self.opening) + sum(map(len, self.follow_ups)) + self.num_turns * output_tokens
 
-
-def make_chats(tokenizer: Any, num_chats: int, num_turns: int, document_tokens: int) -> list[Chat]:
+def make_chats(tokenizer: Any, num_chats: int, num_turns: int, output_tokens: int, context_tokens: int) -> list[Chat]:
     """Chats about different documents, the same on every call with the same Python.
 
     Args:
         tokenizer: of transformers, with a chat template.
         num_chats: at most the number of large enough files.
         num_turns: 1 to ``len(QUESTIONS)``.
-        document_tokens: length to which each document is cut.
+        output_tokens: length of each answer.
+        context_tokens: length of each conversation at its end; the document is cut so that it comes out exactly.
 
     Raises:
-        ModelError: the tokenizer has no chat template.
+        ModelError: the tokenizer has no chat template, or the files or the context are too short.
     """
     if tokenizer.chat_template is None:
         raise ModelError("the demo needs a model with a chat template")
-    between = [_ids(tokenizer, _between_turns(tokenizer, question)) for question in QUESTIONS[1:num_turns]]
+    follow_ups = tuple(_ids(tokenizer, _between_turns(tokenizer, question)) for question in QUESTIONS[1:num_turns])
     chats = []
-    for name, text in _documents(num_chats, 12 * document_tokens):
-        document = tokenizer.decode(_ids(tokenizer, text)[:document_tokens])
-        message = {"role": "user", "content": f"This is {name} of Python's standard library:\n\n{document}\n\n"}
-        message["content"] += QUESTIONS[0]
-        opening = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
-        chats.append(Chat(name, _ids(tokenizer, opening), tuple(between)))
+    for name, text in _documents(num_chats, _CHARACTERS_PER_TOKEN * context_tokens):
+        before, after = (_ids(tokenizer, part) for part in _around_document(tokenizer, name))
+        rest = sum(map(len, (before, after, *follow_ups))) + num_turns * output_tokens
+        if rest >= context_tokens:
+            raise ModelError(f"{context_tokens} tokens leave no room for a document; at least {rest + 1} are needed")
+        document = _ids(tokenizer, text)[: context_tokens - rest]
+        chats.append(Chat(name, np.concatenate([before, document, after]), follow_ups))
     return chats
+
+
+def _around_document(tokenizer: Any, name: str) -> tuple[str, str]:
+    """The first prompt's text before and behind the document."""
+    content = f"This is {name} of Python's standard library:\n\n{_DOCUMENT_MARK}\n\n{QUESTIONS[0]}"
+    message = {"role": "user", "content": content}
+    text: str = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+    before, _, after = text.partition(_DOCUMENT_MARK)
+    return before, after
 
 
 def _between_turns(tokenizer: Any, question: str) -> str:
