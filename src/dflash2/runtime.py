@@ -113,6 +113,15 @@ class Runtime:
         self.cache.counters.reservations += 1
         return self.open_unreserved(request_id, token_ids, adapter=adapter, tenant_salt=tenant_salt)
 
+    def has_room_for(self, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None) -> bool:
+        """Whether a prompt, opened without a promise, could enter HBM now. Without effect on statistics.
+
+        Arguments as for ``open``.
+        """
+        cached = self.cache.peek(self._namespace.root(adapter, tenant_salt), token_ids)
+        residency = self.cache.residency
+        return residency.fits(cached, residency.blocks_for(len(token_ids)) - len(cached))
+
     def open_unreserved(
         self, request_id: str, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None
     ) -> Sequence:

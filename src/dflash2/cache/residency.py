@@ -56,6 +56,12 @@ class ResidencyManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
+    def fits(self, ids: IntArray, num_new_blocks: int) -> bool:
+        """Whether HBM can hold these distinct blocks and so many new ones beside what is pinned and promised."""
+        table = self._table
+        unpinned = int(np.count_nonzero(table.pin_count[ids] == 0))
+        return table.num_pinned + self.num_promised + unpinned + num_new_blocks <= table.capacity(Tier.HBM)
+
     def try_enter(self, sequence: Sequence, growth_tokens: int, now: float) -> bool:
         """Pin a paused sequence, promise it room for ``growth_tokens`` more, and begin to load what is not in HBM.
 
@@ -64,8 +70,7 @@ class ResidencyManager:
         """
         table, ids = self._table, sequence.block_ids
         growth = self._growth_blocks(sequence, growth_tokens)
-        unpinned = int(np.count_nonzero(table.pin_count[ids] == 0))
-        if table.num_pinned + self.num_promised + unpinned + growth > table.capacity(Tier.HBM):
+        if not self.fits(ids, growth):
             return False
         self._note_use(ids, now)
         table.pin(ids)

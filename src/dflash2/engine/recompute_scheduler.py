@@ -23,12 +23,12 @@ class RecomputeScheduler(Scheduler):
         while self.waiting and self.num_running < self.limits.max_running:
             state = self.waiting[0]
             request = state.request
-            sequence = self.runtime.open_unreserved(
-                request.request_id, state.tokens, adapter=request.adapter, tenant_salt=request.tenant_salt
-            )
-            if not self.runtime.try_enter(sequence, state.num_tokens - sequence.num_tokens):
-                self.runtime.close(sequence)
+            names = {"adapter": request.adapter, "tenant_salt": request.tenant_salt}
+            if not self.runtime.has_room_for(state.tokens, **names):
                 return
+            sequence = self.runtime.open_unreserved(request.request_id, state.tokens, **names)
+            entered = self.runtime.try_enter(sequence, state.num_tokens - sequence.num_tokens)
+            assert entered
             self.waiting.popleft()
             if not state.admitted:
                 state.admitted = True
