@@ -18,7 +18,7 @@ ROUTES = (
     "/metrics",
     "/dflash2/stats",
 )
-"""Routes by which requests are counted; all others are ``other``, so that no client can invent labels."""
+"""Routes that are counted from zero on. Requests that match no route are counted as ``other``."""
 
 
 class HttpTraffic:
@@ -63,5 +63,6 @@ class CountTraffic:
             await self._app(scope, receive, watching)
         finally:
             self._traffic.num_running -= 1
+            # The route's template, never the path as sent: no client can invent a label.
             path = getattr(scope.get("route"), "path", "other")
-            self._traffic.finished[path if path in ROUTES else "other", status] += 1
+            self._traffic.finished[path, status] += 1
