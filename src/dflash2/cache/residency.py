@@ -255,6 +255,9 @@ class ResidencyManager:
 
     def _drop_below_if_open(self, ids: IntArray) -> None:
         table = self._table
-        idle = ids[(table.state[ids] == BlockState.OPEN) & (table.busy[ids] == 0)]
+        copied = ids[(table.present[ids] & ~TIER_BIT[Tier.HBM]) != 0]
+        if not len(copied):
+            return  # the rule in every decode step
+        idle = copied[(table.state[copied] == BlockState.OPEN) & (table.busy[copied] == 0)]
         for tier in TIERS_BELOW_HBM:
             table.drop(idle[table.has(idle, tier)], tier)
