@@ -249,6 +249,26 @@ def test_only_paused_sequences_are_cut_and_only_resident_ones_grow(world: CacheW
         world.cache.residency.try_grow(request.sequence, 1, world.now)
 
 
+def test_a_load_does_not_wait_for_a_demotion_of_the_same_block(world: CacheWorld) -> None:
+    request = run(world, [1, 2, 3, 4], [])
+    world.leave(request)
+    push_down(world, request, Tier.DRAM)
+    ids = request.sequence.block_ids
+    world.cache.mover.copy(ids, Tier.DRAM, Tier.NVME, Urgency.DEMOTION, evict_source=True)
+    (demotion,) = world.transfer.in_flight
+    assert world.try_enter(request, 0)
+    (load,) = set(world.transfer.in_flight) - {demotion}
+    world.transfer.end(demotion)
+    world.poll()
+    # The slots that the load reads are not given to anybody while it reads them.
+    assert world.table.has(ids, Tier.DRAM).all()
+    world.check()
+    world.transfer.end(load)
+    world.poll()
+    assert world.advance_entering(request)
+    world.check()
+
+
 # -- mutable tails ---------------------------------------------------------------------------------------------------
 
 
