@@ -68,7 +68,7 @@ class CacheManager:
             table, self.index, transfer, self.counters, settings.block_bytes, settings.batch_blocks, self._reap
         )
         self.room = Room(table, self.index, policy, self.mover, self.counters)
-        self.prefetcher = Prefetcher(table, self.mover, self.counters, settings.prefetch_window)
+        self.prefetcher = Prefetcher(table, self.mover, self.room, self.counters, settings.prefetch_window)
         self.regret = RegretWatch(table)
         self.residency = ResidencyManager(
             table,

@@ -5,25 +5,31 @@ from __future__ import annotations
 import numpy as np
 
 from dflash2.cache.mover import Mover
+from dflash2.cache.room import Room
 from dflash2.monitoring.counters import CacheCounters
 from dflash2.policy.prefetch import PrefetchWindow
 from dflash2.table.page_table import TIER_BIT, PageTable
 from dflash2.types import IntArray, Tier, Urgency
 
+DRAM_BUDGET = 0.25
+"""Share of DRAM's slots that blocks prefetched and not used yet may take; the window is always allowed."""
+
 
 class Prefetcher:
-    """Takes free slots only, so that no prefetch ever evicts anything.
+    """Takes free slots, and in DRAM those of copies that nobody reads: no prefetch costs another block its place.
 
     Args:
         table: page table.
         mover: begins the copies.
         counters: outcomes are counted there.
-        window: ``kv_block.prefetch_window``, blocks in flight or not used yet.
+        room: gives up DRAM copies of blocks that are pinned in HBM.
+        window: ``kv_block.prefetch_window``, blocks in flight at a time.
     """
 
-    def __init__(self, table: PageTable, mover: Mover, counters: CacheCounters, window: int) -> None:
+    def __init__(self, table: PageTable, mover: Mover, room: Room, counters: CacheCounters, window: int) -> None:
         self._table = table
         self._mover = mover
+        self._room = room
         self._counters = counters
         self.window = PrefetchWindow(window)
         self._outstanding: dict[int, Tier] = {}
@@ -46,8 +52,11 @@ class Prefetcher:
             upcoming: int32, blocks in the order in which they will be needed.
             spare_hbm_slots: HBM slots that may be used for this.
         """
-        self._drop_wasted(upcoming)
-        allowed = self.window.update(has_room=spare_hbm_slots > 0) - len(self._outstanding)
+        if self._outstanding:
+            self._drop_wasted(upcoming)
+        window = self.window.update(has_room=spare_hbm_slots > 0)
+        budget = max(window, int(DRAM_BUDGET * self._table.capacity(Tier.DRAM)))
+        allowed = min(window - self._num_in_flight(), budget - len(self._outstanding))
         if allowed <= 0 or not len(upcoming):
             return
         table = self._table
@@ -59,8 +68,16 @@ class Prefetcher:
             self._begin(to_hbm[fastest], src, Tier.HBM)
             to_hbm = to_hbm[~fastest]
         on_nvme_only = away[table.present[away] == TIER_BIT[Tier.NVME]]
-        on_nvme_only = on_nvme_only[table.arriving[on_nvme_only] == 0]
-        self._begin(on_nvme_only[: max(0, allowed - spare_hbm_slots)], Tier.NVME, Tier.DRAM)
+        on_nvme_only = on_nvme_only[table.arriving[on_nvme_only] == 0][: max(0, allowed - spare_hbm_slots)]
+        short = len(on_nvme_only) - table.num_free(Tier.DRAM)
+        if short > 0:
+            self._room.free_copies_of_pinned(Tier.DRAM, short)
+        self._begin(on_nvme_only, Tier.NVME, Tier.DRAM)
+
+    def _num_in_flight(self) -> int:
+        return sum(
+            bool(self._table.arriving[block_id] & TIER_BIT[tier]) for block_id, tier in self._outstanding.items()
+        )
 
     def note_needed(self, ids: IntArray) -> None:
         """These blocks are needed now: settle the outcome of those that were prefetched."""
@@ -84,9 +101,10 @@ class Prefetcher:
 
         Without the second kind the blocks of cancelled requests would use up the window for good.
         """
+        expected = set(upcoming.tolist())
         for block_id, tier in list(self._outstanding.items()):
             there = (self._table.present[block_id] | self._table.arriving[block_id]) & TIER_BIT[tier]
-            if not there or not np.any(upcoming == block_id):
+            if not there or block_id not in expected:
                 del self._outstanding[block_id]
                 self._counters.prefetch_wasted_blocks += 1
                 self.window.note(wasted=1)

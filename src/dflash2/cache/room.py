@@ -105,8 +105,27 @@ class Room:
         dirty: IntArray = ids[~clean]
         return dirty
 
-    def _free_duplicates(self, tier: Tier, count: int, now: float) -> None:
+    def free_copies_of_pinned(self, tier: Tier, count: int) -> int:
+        """Give up copies below HBM of blocks that are pinned there: nobody reads them before the pin ends.
+
+        Args:
+            tier: DRAM or NVMe.
+            count: how many at most.
+
+        Returns:
+            Slots freed.
+        """
         table = self._table
+        idle = self.idle(tier)
+        spare = idle[(table.pin_count[idle] > 0) & table.has(idle, Tier.HBM)][:count]
+        table.drop(spare, tier)
+        return len(spare)
+
+    def _free_duplicates(self, tier: Tier, count: int, now: float) -> None:
+        """Give up copies that are not the only one, the least valuable first."""
+        table = self._table
+        if tier is not Tier.HBM:
+            count -= self.free_copies_of_pinned(tier, count)
         idle = self.idle(tier)
         elsewhere = idle[(table.present[idle] & ~TIER_BIT[tier]) != 0]
         victims = self._policy.order(table, elsewhere, count, now)

@@ -85,6 +85,7 @@ class ReferenceEngine:
         else:
             states, batch = scheduled
             logits = self._runner.run(batch)
+            self._scheduler.note_step(self.runtime.clock() - now)
             wanting = [state for state, wants in zip(states, batch.wants_logits, strict=True) if wants]
             sampled = self._sample(wanting, logits)
             self.runtime.complete_step(_computed(states, batch.query_lens))

@@ -15,6 +15,11 @@ from dflash2.errors import DeadlineExceeded
 from dflash2.runtime import Runtime
 from dflash2.types import IntArray
 
+STEP_SMOOTHING = 0.1
+"""Weight of the newest step in the average duration of a step."""
+LOAD_PATIENCE = 0.5
+"""Share of a step's duration that the others wait for a request whose blocks are on their way."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -56,6 +61,7 @@ class Scheduler(ABC):
         self.waiting: deque[RequestState] = deque()
         self.paused: deque[RequestState] = deque()
         self.resident: list[RequestState] = []
+        self._step_s = 0.0
 
     @property
     def num_running(self) -> int:
@@ -70,9 +76,14 @@ class Scheduler(ABC):
         self._admit(now)
         self._make_resident(now)
         self._advance_loads(now)
+        self._await_loads(now)
         picked = self._pick(now)
         self._note_running()
         return (list(picked), _pack(picked)) if picked else None
+
+    def note_step(self, seconds: float) -> None:
+        """A model step took so long."""
+        self._step_s += STEP_SMOOTHING * (seconds - self._step_s)
 
     def remove(self, state: RequestState) -> None:
         """Take a request out, whatever it was doing, and give up all it holds but its cached blocks."""
@@ -129,6 +140,16 @@ class Scheduler(ABC):
                 state.gave_up_loads |= late
                 self.resident.remove(state)
                 self.paused.appendleft(state)
+
+    def _await_loads(self, now: float) -> None:
+        """Rather than run a step without those that are entering, wait for them a fraction of its time."""
+        end = now + LOAD_PATIENCE * self._step_s
+        while any(state.blocks.residency is Residency.ENTERING for state in self.resident):
+            left = end - self.runtime.clock()
+            if left <= 0:
+                return
+            self.runtime.wait(left)
+            self._advance_loads(now)
 
     def _pick(self, now: float) -> dict[RequestState, int]:
         """Requests of the step with their numbers of new tokens: decodes first, then prefills in order."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dflash2.engine.request_state import RequestState
-from dflash2.engine.scheduler import Scheduler
+from dflash2.engine.scheduler import Scheduler, SchedulerLimits
+from dflash2.runtime import Runtime
+
+ENTRY_SMOOTHING = 0.2
+"""Weight of the newest gap in the average time between two entries."""
 
 
 class SwapScheduler(Scheduler):
@@ -12,6 +16,11 @@ class SwapScheduler(Scheduler):
     A turn lasts until the prompt is computed and ``quantum_tokens`` more tokens are produced. A request whose turn is
     over keeps its place until somebody needs it.
     """
+
+    def __init__(self, runtime: Runtime, limits: SchedulerLimits) -> None:
+        super().__init__(runtime, limits)
+        self._last_entry_s = runtime.clock()
+        self._entry_gap_s = 1.0
 
     def upcoming(self) -> list[RequestState]:
         return list(self.paused)
@@ -55,6 +64,7 @@ class SwapScheduler(Scheduler):
             else:
                 self.paused.remove(state)
                 state.turn_tokens = 0
+                self._note_entry(now)
                 self.resident.append(state)
                 changed = True
                 continue
@@ -83,6 +93,10 @@ class SwapScheduler(Scheduler):
         self.counters.preemptions_swapped += 1
 
     def _foretell(self, now: float) -> None:
-        """Tell the policy in which order paused requests run next; the distances are turns, not seconds of a model."""
+        """Tell the policy when paused requests run next: one after the other, at the pace of the last entries."""
         for turn in range(len(self.paused), 0, -1):
-            self.runtime.cache.residency.expect(self.paused[turn - 1].blocks, now + turn)
+            self.runtime.cache.residency.expect(self.paused[turn - 1].blocks, now + turn * self._entry_gap_s)
+
+    def _note_entry(self, now: float) -> None:
+        self._entry_gap_s += ENTRY_SMOOTHING * (now - self._last_entry_s - self._entry_gap_s)
+        self._last_entry_s = now

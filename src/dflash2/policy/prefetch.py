@@ -10,7 +10,7 @@ NARROW_AT = 0.5
 
 
 class PrefetchWindow:
-    """Number of blocks that may be in flight or unused at a time.
+    """Number of blocks that may be in flight at a time.
 
     Args:
         configured: ``kv_block.prefetch_window``; widens up to ``MAX_WINDOW`` and narrows down to 1.
