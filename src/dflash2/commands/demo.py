@@ -20,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--chats", type=int, default=12, help="conversations at the same time (default: 12)")
     parser.add_argument("--turns", type=int, default=3, choices=(1, 2, 3, 4), help="questions in each (default: 3)")
     parser.add_argument(
-        "--context-tokens", type=int, default=1984, help="length of each conversation at its end (default: 1984)"
+        "--context-tokens", type=int, default=1472, help="length of each conversation at its end (default: 1472)"
     )
     parser.add_argument("--output-tokens", type=int, default=48, help="length of each answer (default: 48)")
     parser.add_argument("--nvme-path", type=Path, help="folder on the device to use as NVMe (default: temporary)")

@@ -24,7 +24,7 @@ class DemoSize:
 
     num_chats: int = 12
     num_turns: int = 3
-    context_tokens: int = 1984
+    context_tokens: int = 1472
     """Length of each conversation at its end."""
     output_tokens: int = 48
     block_size: int = 32
@@ -62,6 +62,6 @@ def _config(memory: dict[str, Any], size: DemoSize, *, enable: bool) -> Config:
         memory=MemoryConfig.model_validate(memory),
         kv_block=KVBlockConfig(block_size=size.block_size),
         scheduling=SchedulingConfig(
-            max_batch_tokens=512, quantum_tokens=size.output_tokens // 2, admission_timeout_s=LONG_S
+            max_batch_tokens=1536, quantum_tokens=size.output_tokens // 2, admission_timeout_s=LONG_S
         ),
     )

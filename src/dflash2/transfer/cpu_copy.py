@@ -4,6 +4,10 @@ What was measured (64 KiB and 1 MiB blocks, two cores): ``index_select`` into a 
 0.8-0.9 of memcpy and is one call without the GIL; ``index_copy_`` and NumPy's fancy indexing stay behind a plain loop
 of row copies. So pairs are sorted by destination, runs there are filled by ``index_select``, lone rows by a row copy.
 One thread moves about half of what the memory can: the engine gives each direction two.
+
+Rows of ``LARGE_ROW_BYTES`` and more are copied one by one without torch: a torch operator opens a parallel region, and
+once threads besides the model's have done that, libgomp counts more threads than cores and puts the model's workers to
+sleep at each barrier instead of letting them spin. A decode step was a third slower after the first such copy.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import torch
 from dflash2.transfer.plan import merge_runs
 from dflash2.types import ByteArray, IntArray
 
+LARGE_ROW_BYTES = 256 * 1024
 _WORD_BYTES = 8  # torch copies rows of int64 faster than rows of uint8
 
 
@@ -52,11 +57,14 @@ class _Plan:
 
     def apply(self, src: torch.Tensor, dst: torch.Tensor) -> None:
         """Copy rows between two uint8 matrices."""
-        if self._straight:
-            src_bytes, dst_bytes = src.numpy(), dst.numpy()
-            for first, start, length in self._straight:
-                dst_bytes[start : start + length] = src_bytes[first : first + length]
-        if self._collected:
+        src_bytes, dst_bytes = src.numpy(), dst.numpy()
+        for first, start, length in self._straight:
+            dst_bytes[start : start + length] = src_bytes[first : first + length]
+        if src.shape[1] >= LARGE_ROW_BYTES:
+            for index, start, _ in self._collected:
+                for offset, row in enumerate(index.tolist()):
+                    dst_bytes[start + offset] = src_bytes[row]
+        elif self._collected:
             src, dst = _as_words(src, dst)
             for index, start, length in self._collected:
                 torch.index_select(src, 0, index, out=dst[start : start + length])
