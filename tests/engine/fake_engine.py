@@ -85,7 +85,7 @@ class FakeEngine:
     def step(self) -> list[TokenOutput]:
         self._called()
         if self.gate is not None:
-            assert self.gate.wait(20), "nobody opened the gate"
+            assert self.gate.wait(240), "nobody opened the gate"
         time.sleep(self.step_s)
         self.num_steps += 1
         outputs, self._gone = self._gone, []

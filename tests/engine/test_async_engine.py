@@ -42,7 +42,7 @@ def run(fake: FakeEngine, use: Callable[[AsyncEngine], Awaitable[None]], **optio
         try:
             await use(engine)
         finally:
-            assert await engine.close(5)
+            assert await engine.close(60)
 
     asyncio.run(main())
 
@@ -230,7 +230,7 @@ def test_close_lets_running_requests_finish_and_refuses_new_ones() -> None:
         await engine.start()
         running = asyncio.create_task(outputs_of(engine, request(max_tokens=100)))
         await until(lambda: fake.num_steps > 3)
-        closing = asyncio.create_task(engine.close(10))
+        closing = asyncio.create_task(engine.close(240))
         await until(lambda: engine.state is EngineState.CLOSING)
         with pytest.raises(EngineStopped, match="closing"):
             await outputs_of(engine, request("late"))

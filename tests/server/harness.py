@@ -25,6 +25,8 @@ from dflash2.server.context import ServerContext, ServerSettings
 from dflash2.server.generation import Frontend
 
 MODEL = "org/tiny"
+PATIENCE_S = 240.0
+"""No test is to fail because the machine was busy with something else for a while."""
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -45,10 +47,12 @@ class RunningServer:
 
     def client(self, **options: Any) -> openai.OpenAI:
         """The official client, without its retries."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, **options})
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": PATIENCE_S, **options}
+        )
 
     def async_client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         if body is not None:
@@ -70,20 +74,22 @@ def serving(fake: FakeEngine, chat_template: str | None = None, **settings: Any)
     tokenizer = Tokenizer(hf)
     engine = AsyncEngine(fake, idle_interval_s=0.01)
     frontend = Frontend(engine, tokenizer, ChatRenderer(hf, chat_template))
-    defaults = {"model_names": (MODEL, "alias"), "shutdown_grace_s": 1.0}
+    defaults = {"model_names": (MODEL, "alias"), "shutdown_grace_s": 5.0}
     context = ServerContext(ServerSettings(**{**defaults, **settings}), engine, frontend)
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(create_app(context), log_level="error", timeout_graceful_shutdown=5, lifespan="on")
+    config = uvicorn.Config(
+        create_app(context), log_level="error", timeout_graceful_shutdown=int(PATIENCE_S), lifespan="on"
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
         until(lambda: server.started)
-        with httpx.Client(timeout=20) as http:
+        with httpx.Client(timeout=PATIENCE_S) as http:
             yield RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", context, server, http)
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE_S)
         listener.close()
         tokenizer.close()
     assert not thread.is_alive()

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 from tests.engine.fake_engine import Failed, FakeEngine, says
-from tests.server.harness import MODEL, RunningServer, serving, until
+from tests.server.harness import MODEL, PATIENCE_S, RunningServer, serving, until
 
 from dflash2.engine.base import FinishReason
 from dflash2.errors import DeadlineExceeded, RequestError
@@ -49,10 +49,10 @@ def test_leaving_before_the_answer_cancels_the_request(stream: bool) -> None:
     with serving(fake) as server:
         with pytest.raises(httpx.ReadTimeout):
             server.post("/v1/completions", {**ENDLESS, "max_tokens": 900, "stream": stream}, timeout=0.3)
-        fake.gate.set()
-        until(lambda: len(fake.cancelled) == 1 and not fake.has_work)
         until(lambda: server.context.traffic.finished["/v1/completions", 499] == 1)
         assert server.context.engine.num_running == 0
+        fake.gate.set()
+        until(lambda: len(fake.cancelled) == 1 and not fake.has_work)
 
 
 def test_leaving_disturbs_nobody_else(slow_server: RunningServer, slow: FakeEngine) -> None:
@@ -135,7 +135,7 @@ def test_a_dead_engine(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_stopping_server_lets_requests_finish() -> None:
     fake = FakeEngine(step_s=0.002)
-    with serving(fake) as server, server.client() as client:
+    with serving(fake, shutdown_grace_s=PATIENCE_S) as server, server.client() as client:
         stream = client.completions.create(model=MODEL, prompt="ab", max_tokens=200, stream=True)
         next(stream)
         server.server.should_exit = True

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.server.harness import PATIENCE_S
 
 from dflash2.cli import build_parser, main
 from dflash2.commands import serve
@@ -46,7 +47,7 @@ def running(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Pope
             pytest.fail("\n".join(printed))
     finally:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def ask(url: str, max_tokens: int = 5, **options: object) -> httpx.Response:
@@ -67,7 +68,7 @@ def test_it_serves_and_stops_with_zero(number: signal.Signals, tmp_path: Path) -
         assert ask(url, max_tokens=48).status_code == 400
         assert [row["id"] for row in httpx.get(f"{url}/v1/models").json()["data"]] == ["m", "n"]
         process.send_signal(number)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def stream_until_stopped(grace_s: str, max_tokens: int) -> tuple[int, str]:
@@ -75,16 +76,16 @@ def stream_until_stopped(grace_s: str, max_tokens: int) -> tuple[int, str]:
     options = ("--served-model-name", "m", "--shutdown-grace-s", grace_s)
     with running("--model", "slow", *options) as (process, url, _):
         body = {"model": "m", "prompt": "abc", "max_tokens": max_tokens, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=20) as answer:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as answer:
             parts = answer.iter_text()
             received = next(parts)
             process.send_signal(signal.SIGTERM)
             received += "".join(parts)
-        return process.wait(20), received
+        return process.wait(PATIENCE_S), received
 
 
 def test_a_running_stream_may_finish() -> None:
-    code, received = stream_until_stopped(grace_s="20", max_tokens=300)
+    code, received = stream_until_stopped(grace_s="200", max_tokens=300)
     assert received.endswith("data: [DONE]\n\n")
     assert (code, received.count('"text"')) == (0, 300)
 
@@ -100,7 +101,7 @@ def test_an_engine_that_broke_makes_the_exit_code_one() -> None:
         assert ask(url).status_code == 503
         assert httpx.get(f"{url}/health").status_code == 503
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 1
+        assert process.wait(PATIENCE_S) == 1
 
 
 def refused(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
