@@ -269,6 +269,27 @@ def test_a_load_does_not_wait_for_a_demotion_of_the_same_block(world: CacheWorld
     world.check()
 
 
+def test_a_slot_that_is_bad_is_kept_while_another_copy_still_reads_it(world: CacheWorld) -> None:
+    request = run(world, [1, 2, 3, 4], [])
+    world.leave(request)
+    push_down(world, request, Tier.DRAM)
+    ids = request.sequence.block_ids
+    world.cache.mover.copy(ids, Tier.DRAM, Tier.NVME, Urgency.DEMOTION, evict_source=True)
+    (demotion,) = world.transfer.in_flight
+    assert world.try_enter(request, 0)
+    (load,) = set(world.transfer.in_flight) - {demotion}
+    world.transfer.end(load, ok=False, bad_source=True)
+    world.poll()
+    assert world.table.num_used(Tier.DRAM) == 2 and world.cache.counters.lost_blocks == 0
+    world.transfer.end(demotion)
+    world.poll()
+    assert world.table.num_used(Tier.DRAM) == 0 and world.cache.counters.lost_blocks == 2
+    world.recover(request, give_up_loads=False)
+    world.check()
+    assert world.settle_enter(request, 4) and world.settle_write(request, 4)
+    world.check()
+
+
 # -- mutable tails ---------------------------------------------------------------------------------------------------
 
 

@@ -175,8 +175,8 @@ def test_a_long_walk_through_full_tiers(policy: str, sizes: str, test_scale: int
 
 def walk(world: CacheWorld, rng: random.Random, num_steps: int) -> None:
     often = {"open": 8, "join": 4, "enter": 8, "advance": 8, "write": 10, "leave": 5, "end": 8, "settle": 3}
-    seldom = ["fail", "crash", "fork", "close", "recover", "expect", "wait"]
-    weights = {**often, "rebalance": 3, "prefetch": 2} | dict.fromkeys(seldom, 1)
+    seldom = ["fail", "close", "recover", "expect", "wait"]
+    weights = {**often, "rebalance": 3, "prefetch": 2, "crash": 2, "fork": 2} | dict.fromkeys(seldom, 1)
     steps = list(weights)
     for _ in range(num_steps):
         step(world, rng, rng.choices(steps, list(weights.values()))[0])
