@@ -14,6 +14,7 @@ from dflash2.cache.rebalance import Rebalancer
 from dflash2.cache.reservation import ReservationLedger
 from dflash2.cache.sequence import Residency, Sequence
 from dflash2.errors import CapacityError, DeadlineExceeded
+from dflash2.monitoring.swap_log import SwapLog
 from dflash2.pools.base import BlockPool
 from dflash2.table.keys import KeyNamespace
 from dflash2.transfer.base import TransferEngine
@@ -65,6 +66,7 @@ class Runtime:
         self._transfer = parts.transfer
         self._rebalancer = parts.rebalancer
         self._namespace = namespace
+        self._swap_log = SwapLog(parts.cache.table, parts.cache.counters, clock())
         self._closed = False
 
     @property
@@ -234,6 +236,7 @@ class Runtime:
         """
         now = self.clock()
         self.cache.mover.poll(now)
+        self._swap_log.step(now)
         if self.can_swap:
             self._rebalancer.run(_blocks(leaving_next), now)
             self.cache.prefetcher.run(_blocks(upcoming), self._rebalancer.spare_hbm_slots())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import logging
 import os
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from dflash2.errors import DFlash2Error
 
 if TYPE_CHECKING:
     from dflash2.server.context import ServerSettings
+
+logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "DFLASH2_API_KEY"
 
@@ -66,9 +70,12 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: the configuration file is missing or invalid.
         DFlash2Error: the address is taken, or the model cannot be loaded.
     """
-    if args.config is not None:
-        from dflash2.config import load_config
+    from dflash2.config import first_generation_leftovers, load_config
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for leftover in first_generation_leftovers(os.environ):
+        logger.warning(leftover)
+    if args.config is not None:
         load_config(args.config)
     template = None if args.chat_template is None else _read_template(args.chat_template)
     settings = make_settings(args)
@@ -81,7 +88,11 @@ def run(args: argparse.Namespace) -> int:
         from dflash2.server.serving import serve
 
         tokenizer = Tokenizer(load_tokenizer(args.model))
-        engine = create_engine(args.model, args.config, args.dtype, args.max_context, args.device)
+        # In a thread that ends, and its OpenMP workers with it: kept, they would slow the engine's own thread down.
+        with ThreadPoolExecutor(1, thread_name_prefix="dflash2-loading") as loading:
+            engine = loading.submit(
+                create_engine, args.model, args.config, args.dtype, args.max_context, args.device
+            ).result()
         print(engine.runtime.startup_line(), flush=True)
         return serve(engine, tokenizer, settings, listener, template, access_log=args.access_log)
 
