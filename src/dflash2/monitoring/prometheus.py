@@ -84,6 +84,7 @@ METRICS: tuple[Series, ...] = (
     _counter("block_uses_in_hbm", "Of these, in HBM when needed.", "counters", "used_in_hbm_blocks"),
     _counter("prefix_lookup_tokens", "Prompt tokens looked up.", "counters", "looked_up_tokens"),
     _counter("prefix_hit_tokens", "Prompt tokens found, by tier at arrival.", "counters", "hit_tokens_{tier}"),
+    _counter("joined_tokens", "Prompt tokens computed by another request meanwhile.", "counters", "joined_tokens"),
     _counter("computed_tokens", "Tokens whose KV was computed.", "counters", "computed_tokens"),
     _counter("recomputed_tokens", "Of these, computed before.", "counters", "recomputed_tokens"),
     _counter("published_blocks", "Blocks that became shareable.", "counters", "published_blocks"),
