@@ -153,4 +153,4 @@ def _reservable(table: PageTable, batch_blocks: int) -> int:
     hbm = table.capacity(Tier.HBM)
     if total == hbm:
         return total
-    return total - min(batch_blocks, hbm // 4, (total - hbm) // 4)
+    return total - max(1, min(batch_blocks, hbm // 4, (total - hbm) // 4))

@@ -13,9 +13,10 @@ from dflash2.cache.manager import CacheManager
 from dflash2.cache.rebalance import Rebalancer
 from dflash2.cache.reservation import ReservationLedger
 from dflash2.cache.sequence import Residency, Sequence
-from dflash2.errors import CapacityError, DeadlineExceeded
+from dflash2.errors import CapacityError, DeadlineExceeded, StorageError
 from dflash2.monitoring.swap_log import SwapLog
 from dflash2.pools.base import BlockPool
+from dflash2.pools.nvme import NvmePool
 from dflash2.table.keys import KeyNamespace
 from dflash2.transfer.base import TransferEngine
 from dflash2.types import TIERS_BELOW_HBM, IntArray, KVLayout, Tier
@@ -205,6 +206,7 @@ class Runtime:
         Raises:
             CapacityError: the sequences do not fit HBM together; pause some.
             DeadlineExceeded: the loads took too long; ``recover`` the sequences or try again.
+            StorageError: blocks of a sequence were lost; ``recover`` it and compute them again.
         """
         deadline = self.clock() + timeout_s
         for sequence, num_new in work:
@@ -252,8 +254,11 @@ class Runtime:
     # -- the whole -----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Forget everything cached, on all tiers. Open sequences keep their blocks."""
+        """Forget everything cached, on all tiers, and make it unreadable on NVMe. Open sequences keep their blocks."""
         self.cache.forget_all()
+        nvme = self.pools.get(Tier.NVME)
+        if isinstance(nvme, NvmePool):
+            nvme.discard(self.cache.table.tiers[Tier.NVME].free_slots())
 
     def startup_line(self) -> str:
         """The line of SPEC 5.2 or, when DFlash2 is off, of SPEC 5.3."""
@@ -308,6 +313,8 @@ class Runtime:
     def _try_prepare(self, sequence: Sequence, num_new: int) -> bool:
         now = self.clock()
         if sequence.residency is Residency.ENTERING and not self.cache.residency.advance_entering(sequence, now):
+            if self.cache.residency.first_lost(sequence) is not None:
+                raise StorageError(f"blocks of sequence {sequence.request_id} cannot be read any more; recover it")
             return False
         return self.cache.residency.try_grow(sequence, num_new, now)
 

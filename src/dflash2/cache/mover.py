@@ -97,7 +97,7 @@ class Mover:
             assert slots is not None
             table.place(batch, dst, slots)
             table.busy[batch] += 1
-            job = CopyJob(src, dst, table.slots_of(batch, src).copy(), slots, urgency, self._headers(batch, dst))
+            job = CopyJob(src, dst, table.slots_of(batch, src).copy(), slots, urgency, self._headers(batch, src, dst))
             move = _Move(batch, table.generation[batch].copy(), src, dst, evict_source)
             self._moves[self._transfer.submit(job)] = move
             self._leaving[src] += len(batch) if evict_source else 0
@@ -126,9 +126,12 @@ class Mover:
             self._transfer.wait([next(iter(self._moves))], timeout_s)
         self.poll(now)
 
-    def _headers(self, ids: IntArray, dst: Tier) -> npt.NDArray[np.uint8] | None:
-        """Keys for the NVMe headers; a block without a published key gets zeros and is never adopted."""
-        if dst is not Tier.NVME:
+    def _headers(self, ids: IntArray, src: Tier, dst: Tier) -> npt.NDArray[np.uint8] | None:
+        """Keys for the NVMe headers, to be written or to be compared with what is read.
+
+        A block without a published key gets zeros and is never adopted.
+        """
+        if Tier.NVME not in (src, dst):
             return None
         keys = (self._index.key_of(int(block_id)) or bytes(KEY_BYTES) for block_id in ids)
         return np.frombuffer(b"".join(keys), np.uint8).reshape(len(ids), KEY_BYTES)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dflash2.cache.sequence import Sequence
 from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
 from dflash2.engine.model_runner import ModelRunner
 from dflash2.engine.request_state import RequestState
@@ -88,7 +89,8 @@ class ReferenceEngine:
             self._scheduler.note_step(self.runtime.clock() - now)
             wanting = [state for state, wants in zip(states, batch.wants_logits, strict=True) if wants]
             sampled = self._sample(wanting, logits)
-            self.runtime.complete_step(_computed(states, batch.query_lens))
+            broken = {state for state, valid in zip(wanting, sampled.is_valid.tolist(), strict=True) if not valid}
+            self.runtime.complete_step(_computed(states, batch.query_lens, broken))
             outputs += self._append(wanting, sampled)
         self._rebalance()
         return outputs
@@ -188,10 +190,14 @@ def _check_prompt(token_ids: IntArray, vocab_size: int, max_context_tokens: int)
         raise RequestError(f"token ids must lie in 0...{vocab_size - 1}", param="prompt")
 
 
-def _computed(states: list[RequestState], counts: IntArray) -> list[tuple[Any, IntArray]]:
-    """(sequence, tokens whose KV the step has written)."""
+def _computed(
+    states: list[RequestState], counts: IntArray, broken: set[RequestState]
+) -> list[tuple[Sequence, IntArray]]:
+    """(sequence, tokens whose KV the step has written), without those whose KV must not be shared."""
     work = []
     for state, count in zip(states, counts.tolist(), strict=True):
+        if state in broken:
+            continue
         start = state.blocks.num_tokens
         work.append((state.blocks, state.tokens[start : start + count]))
     return work

@@ -146,16 +146,16 @@ class Scheduler(ABC):
         end = now + LOAD_PATIENCE * self._step_s
         while any(state.blocks.residency is Residency.ENTERING for state in self.resident):
             left = end - self.runtime.clock()
-            if left <= 0:
+            if left <= 0 or not self.runtime.cache.mover.num_in_flight:
                 return
             self.runtime.wait(left)
             self._advance_loads(now)
 
     def _pick(self, now: float) -> dict[RequestState, int]:
-        """Requests of the step with their numbers of new tokens: decodes first, then prefills in order."""
+        """Requests of the step with their numbers of new tokens: decodes first, those with the shortest turn ahead."""
         budget = self.limits.max_batch_tokens
         ready = [state for state in self.resident if state.blocks.residency is Residency.RESIDENT]
-        ready.sort(key=lambda state: state.is_prefilling)
+        ready.sort(key=lambda state: (state.is_prefilling, state.turn_tokens))
         picked: dict[RequestState, int] = {}
         begun: set[bytes] = set()
         for state in ready:

@@ -1,0 +1,30 @@
+"""The demo in small, with the real model: same answers in all settings, swapped and not recomputed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash2.demo.run import run_demo
+from dflash2.demo.settings import DemoSize
+
+
+@pytest.mark.e2e
+def test_the_demo_in_small(model_path: Path, tmp_path: Path) -> None:
+    size = DemoSize(num_chats=8, num_turns=2, context_tokens=352, output_tokens=12, block_size=16)
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    assert run_demo(str(model_path), size, tmp_path / "out" / "demo.json", nvme)
+    assert list(nvme.iterdir()) == []
+    result = json.loads((tmp_path / "out" / "demo.json").read_text())
+    assert result["identical"] is True
+    settings = result["settings"]
+    assert {name: one["output_tokens"] for name, one in settings.items()} == dict.fromkeys(settings, 8 * 2 * 12)
+    ours = settings["dflash2"]
+    assert ours["recomputed_tokens"] == 0 and settings["recompute"]["recomputed_tokens"] > 0
+    assert ours["preemptions_swapped"] > 0
+    assert ours["swap_in_bytes"] > 0 and ours["hits_by_tier"]["nvme"] + ours["hits_by_tier"]["dram"] > 0
+    assert ours["kv_working_set_bytes"] >= 4 * ours["hbm_pool_bytes"]
+    assert ours["peak_running_kv_bytes"] >= 1.5 * ours["hbm_pool_bytes"]

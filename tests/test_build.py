@@ -1,0 +1,125 @@
+"""From a configuration to a runtime, and back after a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash2 import Config, KeyNamespace, KVLayout, Runtime, create_runtime
+from dflash2.errors import CapacityError, StorageError
+from dflash2.types import Tier
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=32, block_size=16, dtype="float32")  # 16 KiB a block
+SPACE = KeyNamespace("m", "w1", "float32", 16)
+PROMPT = np.arange(16 * 70, dtype=np.int32)
+
+
+def config(path: Path, enable: bool = True, **memory: Any) -> Config:
+    sizes = {"hbm_capacity_mb": 2, "dram_capacity_mb": 1, "nvme_capacity_mb": 4, "nvme_path": str(path)}
+    values = {"enable": enable, "memory": {**sizes, "staging_buffer_size_mb": 1, **memory}}
+    return Config.model_validate({**values, "kv_block": {"block_size": 16}})
+
+
+def compute(runtime: Runtime, prompt: np.ndarray, fill: float) -> None:
+    """Serve a prompt: write ``fill + block index`` into each of its blocks."""
+    sequence = runtime.open("r", prompt, 1)
+    assert sequence is not None
+    new = prompt[sequence.num_tokens :]
+    (slots,) = runtime.prepare_step([(sequence, len(new))])
+    for index in range(sequence.num_tokens // 16, len(slots)):
+        runtime.hbm_tensor[int(slots[index])] = fill + index
+    runtime.complete_step([(sequence, new)])
+    runtime.close(sequence)
+
+
+def test_sizes_and_the_start_line(tmp_path: Path) -> None:
+    runtime = create_runtime(config(tmp_path), LAYOUT, SPACE)
+    assert {tier: runtime.cache.table.capacity(tier) for tier in Tier} == {Tier.HBM: 128, Tier.DRAM: 64, Tier.NVME: 256}
+    assert tuple(runtime.hbm_tensor.shape) == (128, *LAYOUT.block_shape)
+    assert runtime.startup_line() == "DFlash2: enabled, total virtual cache size 0.0GB, committed 0.0GB"
+    runtime.check_integrity()
+    runtime.shutdown()
+    runtime.shutdown()
+
+
+def test_fallback_has_hbm_only_and_says_why(tmp_path: Path) -> None:
+    runtime = create_runtime(config(tmp_path / "unused", enable=False), LAYOUT, SPACE)
+    assert runtime.startup_line() == "DFlash2: fallback, enable is not true in the configuration"
+    assert not runtime.can_swap and runtime.cache.policy.name == "lru"
+    assert not (tmp_path / "unused").exists()
+    runtime.shutdown()
+
+
+def test_a_pool_without_two_blocks_is_refused(tmp_path: Path) -> None:
+    large = KVLayout(num_layers=40, num_kv_heads=8, head_dim=128, block_size=16, dtype="float32")
+    with pytest.raises(CapacityError, match=r"memory\.hbm_capacity_mb"):
+        create_runtime(config(tmp_path), large, SPACE)
+
+
+def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"memory\.nvme_path"):
+        create_runtime(config(tmp_path / "file" / "nvme"), LAYOUT, SPACE)
+
+
+def test_a_disk_that_is_too_small_is_refused_and_nothing_stays_taken(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="free"):
+        create_runtime(config(tmp_path, nvme_capacity_mb=1 << 29), LAYOUT, SPACE)
+    runtime = create_runtime(config(tmp_path), LAYOUT, SPACE)
+    runtime.shutdown()
+
+
+def test_a_second_owner_of_the_path_is_refused(tmp_path: Path) -> None:
+    first = create_runtime(config(tmp_path), LAYOUT, SPACE)
+    with pytest.raises(StorageError):
+        create_runtime(config(tmp_path), LAYOUT, SPACE)
+    first.shutdown()
+
+
+def test_blocks_on_nvme_are_found_again_after_a_restart(tmp_path: Path) -> None:
+    runtime = create_runtime(config(tmp_path, dram_capacity_mb=0), LAYOUT, SPACE)
+    compute(runtime, PROMPT, fill=1000)
+    compute(runtime, PROMPT[::-1].copy(), fill=5000)  # 140 blocks in all: some have to leave for NVMe
+    for _ in range(200):
+        runtime.rebalance([], [])
+        runtime.wait(0.05)
+    on_nvme = int(np.count_nonzero(runtime.cache.table.has(runtime.cache.table.live(), Tier.NVME)))
+    assert on_nvme >= 12
+    runtime.shutdown()
+
+    again = create_runtime(config(tmp_path, dram_capacity_mb=0), LAYOUT, SPACE)
+    assert again.cache.table.num_used(Tier.NVME) == on_nvme
+    again.check_integrity()
+    # Blocks leave from the tail, so only a chain whose head was written can be used.
+    for prompt, fill in ((PROMPT, 1000), (PROMPT[::-1].copy(), 5000)):
+        sequence = again.open("r", prompt, 1)
+        assert sequence is not None
+        (slots,) = again.prepare_step([(sequence, len(prompt) - sequence.num_tokens)])
+        for index in range(sequence.num_cached_tokens // 16):
+            assert bool((again.hbm_tensor[int(slots[index])] == fill + index).all())
+        again.close(sequence)
+    again.shutdown()
+
+    other = create_runtime(config(tmp_path, dram_capacity_mb=0), LAYOUT, KeyNamespace("m", "w2", "float32", 16))
+    assert other.cache.table.num_used(Tier.NVME) == 0
+    other.shutdown()
+
+
+def test_what_is_flushed_is_not_found_again_after_a_restart(tmp_path: Path) -> None:
+    runtime = create_runtime(config(tmp_path, dram_capacity_mb=0), LAYOUT, SPACE)
+    compute(runtime, PROMPT, fill=1000)
+    compute(runtime, PROMPT[::-1].copy(), fill=5000)
+    for _ in range(50):
+        runtime.rebalance([], [])
+        runtime.wait(0.05)
+    assert runtime.cache.table.num_used(Tier.NVME) > 0
+    runtime.flush()
+    assert runtime.cache.table.num_used(Tier.NVME) == runtime.cache.table.num_used(Tier.HBM) == 0
+    runtime.check_integrity()
+    runtime.shutdown()
+    again = create_runtime(config(tmp_path, dram_capacity_mb=0), LAYOUT, SPACE)
+    assert again.cache.table.num_used(Tier.NVME) == 0
+    again.shutdown()
