@@ -42,6 +42,7 @@ def create_runtime(
     device: str = "cpu",
     world_size: int = 1,
     rank: int = 0,
+    ranks_per_machine: int | None = None,
     engine_pool: LayerFirstPool | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Runtime:
@@ -54,6 +55,7 @@ def create_runtime(
         device: torch device of the fast pool.
         world_size: ranks of the model; DRAM and NVMe capacities are divided among them.
         rank: this one.
+        ranks_per_machine: see ``dflash2.config.effective``.
         engine_pool: the fast pool of an engine that gives out its slots itself; the runtime mirrors which of them hold
             a block and keeps what lies below.
         clock: seconds; every decision uses it.
@@ -63,7 +65,7 @@ def create_runtime(
         CapacityError: a tier's memory cannot be had, or holds no block.
         StorageError: the NVMe path cannot be used or is too small.
     """
-    resolved = effective(config, world_size, rank)
+    resolved = effective(config, world_size, rank, ranks_per_machine=ranks_per_machine)
     fallback = None if config.enable else "enable is not true in the configuration"
     pools: dict[Tier, BlockPool] = {}
     try:

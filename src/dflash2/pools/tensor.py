@@ -146,3 +146,11 @@ def free_device_bytes(device: torch.device | str) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return int(free)
+
+
+def total_device_bytes(device: torch.device | str) -> int | None:
+    """All memory of the device; None if the device has none of its own (CPU)."""
+    if torch.device(device).type == "cpu":
+        return None
+    _, total = torch.cuda.mem_get_info(device)
+    return int(total)

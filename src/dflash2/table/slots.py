@@ -103,6 +103,11 @@ class ForeignSlots(SlotAllocator):
         self._used[slots] = False
         self._num_free += len(slots)
 
+    def holds(self, slots: IntArray) -> BoolArray:
+        """bool ``[n]``: which of these slots hold a block."""
+        held: BoolArray = self._used[slots]
+        return held
+
     def free_slots(self) -> IntArray:
         """Slots that hold no block."""
         return np.flatnonzero(~self._used).astype(np.int32)

@@ -79,9 +79,7 @@ def _when_ready(batch: Batch, step: Step) -> Step:
     return after_ready
 
 
-def _by_layer(
-    pool: LayerWise, watcher: LayerWatcher, slots: IntArray, slabs: ByteArray, rows: IntArray
-) -> BoolArray:
+def _by_layer(pool: LayerWise, watcher: LayerWatcher, slots: IntArray, slabs: ByteArray, rows: IntArray) -> BoolArray:
     for layer in range(pool.layout.num_layers):
         pool.scatter_layer(layer, slots, slabs, rows)
         watcher.arrived(layer)
