@@ -78,6 +78,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self.pools = {PoolName.KV: runtime.pools[Tier.HBM]}
         self.layer_done_counter = LayerWiseLoadCounter(runtime.layout.num_layers)
         self._queued: dict[str, tuple[IntArray, IntArray]] = {}
+        self._loading: dict[str, list[bytes]] = {}
         self._offloads: deque[_Offload] = deque()
         self._waiting: dict[str, tuple[IntArray, float]] = {}
         self._gave_up: set[str] = set()
@@ -116,9 +117,11 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Queue a load into the request's own device pages."""
-        ids = self.keeper.find_in_dram(self._keys(transfers[0].keys))
+        keys = self._keys(transfers[0].keys)
+        ids = self.keeper.find_in_dram(keys)
         if ids is None:
             return False
+        self._loading[rid] = keys
         self._queued[rid] = (ids, self._pages(transfers[0].device_indices))
         return True
 
@@ -149,6 +152,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
     def forget_request(self, rid: str) -> None:
         """The request runs now, or is gone."""
         self.keeper.forget_request(rid)
+        self._loading.pop(rid, None)
         self._waiting.pop(rid, None)
         self._gave_up.discard(rid)
 
@@ -202,9 +206,11 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def used(self, page_hashes: list[str], num_prompt_tokens: int) -> None:
-        """A request was admitted with these pages as its prefix."""
-        self.keeper.used(self._keys(page_hashes), num_prompt_tokens)
+    def admitted(self, rid: str, device_hashes: list[str], num_tokens: int) -> None:
+        """A request of so many tokens starts; these pages of its prefix were on the device."""
+        loading = self._loading.get(rid, [])
+        self.forget_request(rid)
+        self.keeper.used([*self._keys(device_hashes), *loading], num_tokens)
 
     def _keys(self, page_hashes: list[str]) -> list[bytes]:
         return block_keys(self._root, page_hashes)

@@ -96,8 +96,7 @@ def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **k
     num_before = len(adder.can_run_list)
     result = original(adder, req, *args, **kwargs)
     if len(adder.can_run_list) > num_before:
-        linker.forget_request(req.rid)
-        linker.used(_prefix_hashes(adder.tree_cache, req), len(req.full_untruncated_fill_ids))
+        linker.admitted(req.rid, _device_hashes(adder.tree_cache, req), len(req.full_untruncated_fill_ids))
     return result
 
 
@@ -138,10 +137,11 @@ def agreed(tree_cache: Any, here: bool) -> bool:
     return bool(flag.item())
 
 
-def _prefix_hashes(tree_cache: Any, req: Any) -> list[str]:
-    """Hashes of the pages that the request found cached, on the device or below."""
+def _device_hashes(tree_cache: Any, req: Any) -> list[str]:
+    """Hashes of the pages that the request found on the device."""
     core = tree_cache.tree_core
-    if req.last_node is None or req.prefix_len == 0:
+    num_pages = (req.prefix_len - req.host_loaded_length) // tree_cache.page_size
+    if req.last_node is None or num_pages <= 0:
         return []
     hashes = [*core.get_prefix_hash_values(req.last_node), *core.get_hash_values(req.last_node)]
-    return hashes[: req.prefix_len // tree_cache.page_size]
+    return hashes[:num_pages]
