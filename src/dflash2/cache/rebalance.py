@@ -102,7 +102,7 @@ class Rebalancer:
             cache.regret.note_demoted(victims[~table.has(victims, Tier.HBM)], now)
             cache.regret.note_demoted(cache.room.demote(dirty, tier, now), now)
             return
-        elsewhere = (table.present[victims] & ~TIER_BIT[tier]) != 0
+        elsewhere = (table.present[victims] & table.lasting & ~TIER_BIT[tier]) != 0
         table.drop(victims[elsewhere], tier)
         cache.room.demote(victims[~elsewhere], tier, now)
 

@@ -48,6 +48,8 @@ class PageTable:
         self.tiers = {
             tier: (ForeignSlots if tier in foreign else SlotAllocator)(num_slots.get(tier, 0)) for tier in Tier
         }
+        self.lasting = np.uint8(sum(TIER_BIT[tier] for tier in Tier if tier not in foreign))
+        """Bits of the tiers whose copies stay until they are given up here: not those of a foreign tier."""
         self.num_rows = sum(allocator.num_slots for allocator in self.tiers.values())
         rows = self.num_rows
         self.slot = np.zeros((rows, len(Tier)), np.int32)

@@ -187,6 +187,28 @@ def test_a_restart_finds_what_was_on_disk(tmp_path: Path) -> None:
     flushed.runtime.shutdown()
 
 
+def test_copies_of_blocks_that_the_engine_still_has_are_not_made_over_and_over(tmp_path: Path) -> None:
+    """DRAM smaller than the device pool: what does not earn a place there stays without a copy."""
+    engine = Engine(tmp_path, dram_blocks=6, nvme_blocks=0)
+    engine.compute(list(range(10, 20)), list(range(1, 11)))
+    engine.settle()
+    copied = engine.cache.counters.swap_out_blocks
+    for _ in range(20):
+        engine.settle()
+    assert engine.cache.counters.swap_out_blocks == copied
+    assert copied <= 8
+    engine.runtime.shutdown()
+
+
+def test_a_long_load_arrives_layer_by_layer_whatever_the_number_of_threads(engine: Engine) -> None:
+    engine.compute(list(range(10, 19)), list(range(1, 10)))
+    engine.settle()
+    engine.give_up(list(range(1, 10)))
+    assert engine.load(list(range(10, 19)), list(range(4, 13))) == [0, 1]
+    for key, page in zip(range(10, 19), range(4, 13), strict=True):
+        engine.assert_page(page, key)
+
+
 def test_expected_blocks_are_hot_until_the_request_has_them(engine: Engine) -> None:
     ids = engine.compute([10], [3])
     engine.settle()

@@ -11,10 +11,10 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from dflash2.build import create_runtime
 from dflash2.config import load_config
 from dflash2.engine.fingerprint import model_fingerprint
+from dflash2.errors import DFlash2Error
 from dflash2.integrations.sglang.clock import TurnoverClock
 from dflash2.integrations.sglang.errors import refuse
 from dflash2.integrations.sglang.keeper import Keeper
-from dflash2.errors import DFlash2Error
 from dflash2.pools.tensor import LayerFirstPool
 from dflash2.table.keys import KeyNamespace
 from dflash2.transfer.cpu_copy import CpuCopier

@@ -51,9 +51,7 @@ PROFILE_MEMORY = HookPoint(
 QUEUE_REQUEST = HookPoint(
     "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue", ("self", "req"), "prefetches at arrival"
 )
-ADD_ONE_REQ = HookPoint(
-    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req", ("self", "req"), "admission"
-)
+ADD_ONE_REQ = HookPoint("sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req", ("self", "req"), "admission")
 RELEASE_REQ = HookPoint(
     "sglang.srt.managers.schedule_batch.release_req", ("req", "tree_cache"), "keeps the KV of a retracted request"
 )

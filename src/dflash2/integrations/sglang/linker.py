@@ -37,18 +37,27 @@ class _Offload:
     seen_by_step: bool = False
 
 
-class _CounterWatcher:
-    """Passes on to SGLang's counter which layers of a load have arrived."""
+class CounterWatcher:
+    """Passes on to SGLang's counter which layers of a load have arrived.
+
+    The last layer counts only when the whole job has ended well: whatever goes wrong before, SGLang sees a failed load
+    and never uses what was computed from it.
+    """
 
     def __init__(self, counter: LayerWiseLoadCounter, index: int) -> None:
         self._counter = counter
         self._index = index
 
     def arrived(self, layer: int) -> None:
-        self._counter.complete(self._index, layer)
+        """See ``LayerWatcher``."""
+        if layer < self._counter.num_layers - 1:
+            self._counter.complete(self._index, layer)
 
     def ended(self, ok: bool) -> None:
-        if not ok:
+        """See ``LayerWatcher``."""
+        if ok:
+            self._counter.complete(self._index, self._counter.num_layers - 1)
+        else:
             self._counter.fail(self._index, RuntimeError("a load from DRAM to the device failed"))
 
 
@@ -135,7 +144,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         ids = np.concatenate([ids for ids, _ in self._queued.values()])
         pages = np.concatenate([pages for _, pages in self._queued.values()])
         self._queued.clear()
-        self.keeper.load(ids, pages, _CounterWatcher(self.layer_done_counter, index), self._ready())
+        self.keeper.load(ids, pages, CounterWatcher(self.layer_done_counter, index), self._ready())
         return index
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:

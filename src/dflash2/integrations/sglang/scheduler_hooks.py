@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from dflash2.config import load_config
 from dflash2.integrations.sglang import hookpoints, settings
 from dflash2.integrations.sglang.build import Placement, being_made, made
-from dflash2.config import load_config
 from dflash2.integrations.sglang.sizing import kv_budget_bytes
 
 Original = Any

@@ -55,7 +55,9 @@ def conflicts(server_args: Any) -> list[str]:
         found.append("--disaggregation-mode")
     if getattr(server_args, "pp_size", 1) > 1:
         found.append("--pp-size above 1")
-    if getattr(server_args, "attn_dp_size", None) not in (None, 1) or getattr(server_args, "enable_dp_attention", False):
+    if getattr(server_args, "attn_dp_size", None) not in (None, 1) or getattr(
+        server_args, "enable_dp_attention", False
+    ):
         found.append("--enable-dp-attention")
     return found
 
