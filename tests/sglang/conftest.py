@@ -1,0 +1,10 @@
+"""Real servers of SGLang on a CPU; only collected by ``make test-sglang``, which names its interpreter and the model."""
+
+from __future__ import annotations
+
+import os
+
+PYTHON = os.environ.get("DFLASH2_SGLANG_PYTHON", "")
+MODEL = os.environ.get("DFLASH2_SGLANG_MODEL", "")
+
+collect_ignore_glob = [] if PYTHON and MODEL else ["test_*.py"]
