@@ -1,4 +1,4 @@
-"""Real servers of SGLang on a CPU; only collected by ``make test-sglang``, which names its interpreter and the model."""
+"""Real servers of SGLang on a CPU; collected by ``make test-sglang`` only, which names interpreter and model."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Server:
         command = [python, "-m", "sglang.launch_server", "--model-path", model, "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--device", "cpu", "--attention-backend", "torch_native"]
         command += ["--dtype", "float32", "--context-length", "2048", "--skip-server-warmup", "--enable-cache-report"]
-        command += ["--enable-metrics", "--disable-overlap-schedule", *arguments]
+        command += ["--enable-metrics", *arguments]
         environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         environment.pop("PYTHONPATH", None)
         with log.open("wb") as output:

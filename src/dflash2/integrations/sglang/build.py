@@ -6,15 +6,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from dflash2.build import create_runtime
-from dflash2.config import load_config
+from dflash2.config import Config, load_config
 from dflash2.engine.fingerprint import model_fingerprint
 from dflash2.errors import DFlash2Error
 from dflash2.integrations.sglang.clock import TurnoverClock
 from dflash2.integrations.sglang.errors import refuse
 from dflash2.integrations.sglang.keeper import Keeper
+from dflash2.pools.base import PieceCopier
 from dflash2.pools.tensor import LayerFirstPool
 from dflash2.table.keys import KeyNamespace
 from dflash2.transfer.cpu_copy import CpuCopier
@@ -69,11 +71,13 @@ def fingerprint_of(placement: Placement) -> str:
     return model_fingerprint(placement.model)
 
 
-def build_keeper(params: Any, components: Any, path: str, placement: Placement) -> tuple[Keeper, KeyNamespace]:
+def build_keeper(
+    params: Any, components: Any, path: str, placement: Placement, forward_stream: Any
+) -> tuple[Keeper, KeyNamespace]:
     """Take DRAM and NVMe and mirror SGLang's pool; ends the process with a message where that is not possible."""
     try:
-        pool = _mirror_pool(params, components)
         config = load_config(path)
+        pool = _mirror_pool(params, components, config, forward_stream)
         namespace = KeyNamespace(
             model=placement.model_name,
             weights_version=f"{placement.weight_version}/{fingerprint_of(placement)}",
@@ -102,11 +106,11 @@ def build_keeper(params: Any, components: Any, path: str, placement: Placement) 
     return Keeper(runtime, clock, margin), namespace
 
 
-def _fewest(config: Any) -> int:
+def _fewest(config: Config) -> int:
     return 2 * int(config.policy.swap_batch_size)
 
 
-def _mirror_pool(params: Any, components: Any) -> LayerFirstPool:
+def _mirror_pool(params: Any, components: Any, config: Config, forward_stream: Any) -> LayerFirstPool:
     pool = params.token_to_kv_pool_allocator.get_kvcache()
     names = {component.name for component in components}
     if type(pool) is not MHATokenToKVPool or names != {"FULL"}:
@@ -120,4 +124,12 @@ def _mirror_pool(params: Any, components: Any) -> LayerFirstPool:
     if dtype not in DTYPE_BYTES:
         refuse(f"KV of type {dtype} is not supported")
     layout = KVLayout(pool.layer_num, pool.head_num, pool.head_dim, params.page_size, dtype)
-    return LayerFirstPool(pool.k_buffer, pool.v_buffer, layout, CpuCopier())
+    return LayerFirstPool(pool.k_buffer, pool.v_buffer, layout, _copier(pool.device, config, layout, forward_stream))
+
+
+def _copier(device: str, config: Config, layout: KVLayout, forward_stream: Any) -> PieceCopier:
+    if torch.device(device).type == "cpu":
+        return CpuCopier()
+    from dflash2.transfer.cuda_copy import CudaCopier  # needs triton
+
+    return CudaCopier(device, config.policy.swap_batch_size, layout.block_bytes, forward_stream)

@@ -236,7 +236,7 @@ class Keeper:
             self.runtime.wait(POLL_S)
         self._expected.clear()
         self._discard_on_disk()
-        self.freed(np.flatnonzero(self._mirror.holds(np.arange(self._mirror.num_slots))).astype(np.int32))
+        self.freed(self._table.slots_of(self._table.on_tier(Tier.HBM), Tier.HBM))
         self.runtime.flush()
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -262,17 +262,19 @@ class Keeper:
         Where the tiers below have no room for all of them, those whose heat does not earn a place are left out.
         """
         table = self._table
-        alone = np.flatnonzero((table.present == TIER_BIT[Tier.HBM]) & (table.state == BlockState.PUBLISHED))
-        alone = alone[table.busy[alone] == 0].astype(np.int32)
-        self._may_be_alone = len(alone) > 0
-        alone = alone[np.lexsort((table.position[alone], table.last_use[alone]))][:count]
+        only_here = (table.present == TIER_BIT[Tier.HBM]) & (table.state == BlockState.PUBLISHED)
+        candidates = np.flatnonzero(only_here & (table.busy == 0)).astype(np.int32)
+        self._may_be_alone = bool(np.any(only_here))
+        order = np.lexsort((table.position[candidates], table.last_use[candidates]))
+        alone: IntArray = candidates[order][:count]
         overflow = len(alone) - sum(table.num_free(tier) for tier in TIERS_BELOW_HBM)
         if overflow <= 0:
             return alone
         kept = np.flatnonzero(((table.present & ~TIER_BIT[Tier.HBM]) != 0) & (table.busy == 0)).astype(np.int32)
         rivals = np.concatenate([alone, kept])
         losers = self._cache.policy.order(table, rivals, overflow, self._clock())
-        return alone[~np.isin(alone, losers)]
+        earned: IntArray = alone[~np.isin(alone, losers)]
+        return earned
 
     def _copy_down(self, ids: IntArray, ready: Ready | None) -> None:
         """Begin to copy blocks that are in HBM only to DRAM, or to NVMe where there is no room in DRAM."""

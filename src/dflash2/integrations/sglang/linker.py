@@ -81,7 +81,9 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self.page_size = params.page_size
         self._allocator = params.token_to_kv_pool_allocator
         self._placement = Placement.current()
-        self.keeper, self._namespace = build_keeper(params, components, extra_config["path"], self._placement)
+        self.keeper, self._namespace = build_keeper(
+            params, components, extra_config["path"], self._placement, forward_stream
+        )
         self._root = self._namespace.root()
         runtime = self.keeper.runtime
         self.has_nvme = runtime.cache.table.capacity(Tier.NVME) > 0
@@ -96,6 +98,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         """Page hashes of what precedes the node that is offloaded next; set by a hook."""
         self.retracting = False
         """A retraction inserts nodes whose pages are wanted in the same step: they must not be locked."""
+        self.num_retractions = 0
         self._swap_log = SwapLog(runtime)
         self._metrics = SchedulerMetrics(runtime.stats(), self._placement.tp_rank)
         self._watch_frees()
@@ -217,13 +220,44 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         """See ``UnifiedCacheLinker``."""
         self.keeper.runtime.shutdown()
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- admission -----------------------------------------------------------------------------------------------
 
     def admitted(self, rid: str, device_hashes: list[str], num_tokens: int) -> None:
         """A request of so many tokens starts; these pages of its prefix were on the device."""
         loading = self._loading.get(rid, [])
         self.forget_request(rid)
         self.keeper.used([*self._keys(device_hashes), *loading], num_tokens)
+
+    def note_retraction(self, rid: str) -> None:
+        """Say so; a retraction means that the device pool was short."""
+        self.num_retractions += 1
+        logger.info("dflash2_swap retraction %d: the KV of request %s is kept", self.num_retractions, rid)
+
+    # -- reservation ---------------------------------------------------------------------------------------------
+
+    def try_reserve(self, rid: str, num_tokens: int) -> bool:
+        """Promise blocks for all tokens that the request may come to; a promise once given is kept.
+
+        Returns:
+            False if all promises together would not fit the tiers. Running requests give theirs back when they end,
+            and one request alone always fits, so the wait ends.
+        """
+        runtime = self.keeper.runtime
+        if runtime.ledger.holds(rid):
+            return True
+        wanted = min(runtime.layout.num_blocks(num_tokens), runtime.ledger.largest)  # SGLang has its own limit
+        promised = runtime.ledger.try_reserve(rid, wanted)
+        counters = runtime.cache.counters
+        counters.reservations += promised
+        counters.reservations_refused += not promised
+        return promised
+
+    def release_reservation(self, rid: str) -> None:
+        """The request has ended, or was not admitted."""
+        if self.keeper.runtime.ledger.holds(rid):
+            self.keeper.runtime.ledger.release(rid)
+
+    # -- inside --------------------------------------------------------------------------------------------------
 
     def _keys(self, page_hashes: list[str]) -> list[bytes]:
         return block_keys(self._root, page_hashes)
@@ -237,7 +271,12 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         if self.forward_stream is None or not torch.cuda.is_available():
             return None
         events = self.record_offload_ready()
-        return lambda: [event.synchronize() for event in events] and None
+
+        def wait_for_device() -> None:
+            for event in events:
+                event.synchronize()
+
+        return wait_for_device
 
     def _watch_frees(self) -> None:
         """Tell the keeper which pages SGLang gives up, whatever the reason."""

@@ -62,7 +62,10 @@ def around_offload_node(original: Original, wrapper: Any, node_id: Any, transfer
 def around_release_request(original: Original, wrapper: Any, rid: str) -> None:
     """An aborted request waits for nothing any more."""
     original(wrapper, rid)
-    wrapper.cache_linker.forget_request(rid)
+    linker = linker_of(wrapper.cache)
+    if linker is not None:
+        linker.forget_request(rid)
+        linker.release_reservation(rid)
 
 
 def around_profile_memory(original: Original, configurator: Any, pre_model_load_memory: Any) -> int:
@@ -93,10 +96,14 @@ def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **k
         return original(adder, req, *args, **kwargs)
     if linker.has_nvme and agreed(adder.tree_cache, linker.must_wait(req.rid)):
         return AddReqResult.CONTINUE
+    if not linker.try_reserve(req.rid, len(req.origin_input_ids) + req.sampling_params.max_new_tokens):
+        return AddReqResult.OTHER
     num_before = len(adder.can_run_list)
     result = original(adder, req, *args, **kwargs)
     if len(adder.can_run_list) > num_before:
         linker.admitted(req.rid, _device_hashes(adder.tree_cache, req), len(req.full_untruncated_fill_ids))
+    elif not req.retracted_stain:  # a retracted request keeps its promise while it waits
+        linker.release_reservation(req.rid)
     return result
 
 
@@ -105,6 +112,7 @@ def around_release_req(original: Original, **kwargs: Any) -> bool:
     linker = linker_of(kwargs["tree_cache"])
     if linker is None:
         return bool(original(**kwargs))
+    linker.note_retraction(kwargs["req"].rid)
     linker.retracting = True
     try:
         return bool(original(**kwargs))
@@ -117,6 +125,8 @@ def around_release_kv(original: Original, req: Any, tree_cache: Any, *, checkpoi
     linker = linker_of(tree_cache)
     retracted = linker is not None and linker.retracting and not req.finished() and req.to_finish is None
     original(req, tree_cache, checkpoint=checkpoint or retracted)
+    if linker is not None and not retracted:
+        linker.release_reservation(req.rid)
 
 
 def linker_of(tree_cache: Any) -> Any:

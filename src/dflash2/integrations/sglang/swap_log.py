@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from dflash2.runtime import Runtime
 from dflash2.types import Tier
@@ -12,6 +11,11 @@ from dflash2.types import Tier
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
+
+_SHOWN = (
+    *("swap_in_blocks", "swap_out_blocks", "demoted_to_nvme_blocks", "loaded_from_nvme_blocks"),
+    *("dropped_blocks", "failed_copies"),
+)
 
 
 class SwapLog:
@@ -42,9 +46,7 @@ class SwapLog:
 
     def _line(self, after: dict[str, int]) -> str:
         table = self._runtime.cache.table
-        shown = ("swap_in_blocks", "swap_out_blocks", "demoted_to_nvme_blocks", "loaded_from_nvme_blocks")
-        shown += ("dropped_blocks", "failed_copies")
-        parts: list[Any] = [f"{name}=+{after[name] - self._before[name]}" for name in shown]
+        parts = [f"{name}=+{after[name] - self._before[name]}" for name in _SHOWN]
         parts += [f"{tier.label}={table.num_used(tier)}/{table.capacity(tier)}" for tier in Tier]
         parts.append(f"hbm_hit_rate={self._runtime.cache.counters.hbm_hit_rate:.3f}")
         return " ".join(parts)
