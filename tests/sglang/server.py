@@ -92,12 +92,14 @@ class Server:
         answer: dict[str, Any] = self.post("/generate", body)
         return answer
 
-    def metric(self, name: str, tier: str | None = None) -> float:
-        """Sum over ranks of one of the project's metrics."""
+    def metrics_of_rank(self, rank: str) -> dict[str, float]:
+        """All of them on one rank, without the prefix, once they have been written since the last request."""
+        time.sleep(5.0)  # the scheduler writes them every 2 s
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
-        pattern = re.compile(rf"^{name}{{[^}}]*{'' if tier is None else f'tier=.{tier}.'}[^}}]*}} (\S+)$")
-        return sum(float(found.group(1)) for line in lines if (found := pattern.match(line)))
+        pattern = re.compile(rf'^dflash2_(\w+){{rank="{rank}"(?:,tier="(\w+)")?}} (\S+)$')
+        found = [match for match in map(pattern.match, lines) if match]
+        return {".".join(filter(None, match.group(1, 2))): float(match.group(3)) for match in found}
 
 
 @dataclass(slots=True)

@@ -71,6 +71,7 @@ class Keeper:
         self._num_steps = 0
         self._may_be_alone = True
         """Some blocks may be in HBM only; cleared when a search finds none."""
+        self._seen = (-1.0, 0, 0)
 
     # -- told by the engine --------------------------------------------------------------------------------------
 
@@ -207,11 +208,17 @@ class Keeper:
         self._num_steps += 1
         self._poll()
         self._drop_old_expectations()
-        if num_free_pages < self._margin and self._may_be_alone:
+        if num_free_pages < self._margin and self._may_be_alone and self._changed():
             self._copy_down(self._next_alone(self._margin), ready)
         self.runtime.rebalance([], [])
         if not self._cache.mover.num_in_flight:
             self._copy_to_nvme_early(self._clock())
+
+    def _changed(self) -> bool:
+        """Something was computed, or a copy ended, since this was last asked; if not, a search finds the same."""
+        now = (self._clock(), self._cache.counters.swap_out_blocks, self._cache.counters.demoted_to_nvme_blocks)
+        before, self._seen = self._seen, now
+        return now != before
 
     def copy_down_now(self, ids: IntArray, ready: Ready | None, timeout_s: float) -> None:
         """Blocks whose pages are about to be given up: copy them down and wait, within the deadline."""
