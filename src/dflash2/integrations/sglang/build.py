@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from dflash2.build import create_runtime
-from dflash2.config import Config, load_config
+from dflash2.config import Config, effective, load_config
 from dflash2.engine.fingerprint import model_fingerprint
 from dflash2.errors import DFlash2Error
 from dflash2.integrations.sglang.clock import TurnoverClock
@@ -21,6 +22,8 @@ from dflash2.pools.tensor import LayerFirstPool
 from dflash2.table.keys import KeyNamespace
 from dflash2.transfer.cpu_copy import CpuCopier
 from dflash2.types import DTYPE_BYTES, KVLayout, Tier
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +91,17 @@ def build_keeper(
         )
         clock = TurnoverClock(pool.num_slots)
         world = placement.tp_size * placement.dp_size
+        rank = placement.dp_rank * placement.tp_size + placement.tp_rank
+        on_machine = max(1, world // placement.num_nodes)
+        for line in effective(config, world, rank, ranks_per_machine=on_machine).describe():
+            logger.info("DFlash2: %s", line)
         runtime = create_runtime(
             config,
             pool.layout,
             namespace,
             world_size=world,
-            rank=placement.dp_rank * placement.tp_size + placement.tp_rank,
-            ranks_per_machine=max(1, world // placement.num_nodes),
+            rank=rank,
+            ranks_per_machine=on_machine,
             engine_pool=pool,
             clock=clock,
         )
