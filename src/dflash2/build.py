@@ -18,7 +18,7 @@ from dflash2.policy.lru import LRUPolicy
 from dflash2.pools.base import BlockPool
 from dflash2.pools.dram import DramPool
 from dflash2.pools.nvme import NvmePool
-from dflash2.pools.tensor import TensorPool, free_device_bytes
+from dflash2.pools.tensor import LayerFirstPool, TensorPool, free_device_bytes
 from dflash2.runtime import Runtime, RuntimeParts
 from dflash2.table.keys import KeyNamespace
 from dflash2.table.page_table import PageTable
@@ -42,6 +42,8 @@ def create_runtime(
     device: str = "cpu",
     world_size: int = 1,
     rank: int = 0,
+    ranks_per_machine: int | None = None,
+    engine_pool: LayerFirstPool | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Runtime:
     """Take the memory of all tiers and put a runtime together. Create it before the weights are loaded.
@@ -53,6 +55,9 @@ def create_runtime(
         device: torch device of the fast pool.
         world_size: ranks of the model; DRAM and NVMe capacities are divided among them.
         rank: this one.
+        ranks_per_machine: see ``dflash2.config.effective``.
+        engine_pool: the fast pool of an engine that gives out its slots itself; the runtime mirrors which of them hold
+            a block and keeps what lies below.
         clock: seconds; every decision uses it.
 
     Raises:
@@ -60,11 +65,11 @@ def create_runtime(
         CapacityError: a tier's memory cannot be had, or holds no block.
         StorageError: the NVMe path cannot be used or is too small.
     """
-    resolved = effective(config, world_size, rank)
+    resolved = effective(config, world_size, rank, ranks_per_machine=ranks_per_machine)
     fallback = None if config.enable else "enable is not true in the configuration"
     pools: dict[Tier, BlockPool] = {}
     try:
-        hbm = TensorPool(_hbm_slots(resolved, layout, device), layout, CpuCopier(), device)
+        hbm = engine_pool or TensorPool(_hbm_slots(resolved, layout, device), layout, CpuCopier(), device)
         pools[Tier.HBM] = hbm
         if fallback is None:
             _add_lower_tiers(pools, resolved, layout, namespace)
@@ -73,7 +78,8 @@ def create_runtime(
         for pool in pools.values():
             pool.close()
         raise
-    table = PageTable({tier: pool.num_slots for tier, pool in pools.items()})
+    foreign = () if engine_pool is None else (Tier.HBM,)
+    table = PageTable({tier: pool.num_slots for tier, pool in pools.items()}, foreign)
     settings = CacheSettings(
         layout.block_size, layout.block_bytes, config.policy.swap_batch_size, config.kv_block.prefetch_window
     )
@@ -83,8 +89,10 @@ def create_runtime(
     ledger = ReservationLedger(_reservable(table, config.policy.swap_batch_size), hbm.num_slots)
     marks = Watermarks(config.policy.high_watermark, config.policy.low_watermark)
     guard = AdaptiveThreshold(config.policy.cold_threshold) if config.policy.adaptive else None
-    rebalancer = Rebalancer(cache, marks, config.policy.refresh_interval_s, guard)
-    parts = RuntimeParts(layout, hbm.tensor, pools, transfer, cache, ledger, rebalancer, fallback)
+    tiers = [tier for tier in (Tier.HBM, Tier.DRAM) if tier not in foreign]
+    rebalancer = Rebalancer(cache, marks, config.policy.refresh_interval_s, guard, tiers)
+    hbm_tensor = hbm.tensor if isinstance(hbm, TensorPool) else None
+    parts = RuntimeParts(layout, hbm_tensor, pools, transfer, cache, ledger, rebalancer, fallback)
     return Runtime(parts, namespace, clock)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dflash2.monitoring.counters import CacheCounters
 from dflash2.table.page_table import BlockState, PageTable
 from dflash2.table.prefix_index import PrefixIndex
-from dflash2.transfer.base import Completion, CopyJob, TransferEngine
+from dflash2.transfer.base import Completion, CopyJob, LayerWatcher, TransferEngine
 from dflash2.types import KEY_BYTES, TIERS_BELOW_HBM, IntArray, Tier, Urgency
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ class _Move:
     src: Tier
     dst: Tier
     evict_source: bool
+    delivered: bool = False
+    """To slots that the table does not know."""
 
 
 class Mover:
@@ -78,13 +80,21 @@ class Mover:
         return self._table.capacity(tier) > 0 and now >= self._retry_at[tier]
 
     def copy(
-        self, ids: IntArray, src: Tier, dst: Tier, urgency: Urgency, *, evict_source: bool = False
+        self,
+        ids: IntArray,
+        src: Tier,
+        dst: Tier,
+        urgency: Urgency,
+        *,
+        evict_source: bool = False,
+        ready: Callable[[], None] | None = None,
     ) -> npt.NDArray[np.int32]:
         """Begin to copy as many of ``ids``, in order, as ``dst`` has free slots for.
 
         Args:
             ids: blocks with a complete copy on ``src`` and none, complete or arriving, on ``dst``.
             evict_source: give up the source slot when the copy has arrived, unless it is needed by then.
+            ready: see ``CopyJob``.
 
         Returns:
             The ids begun.
@@ -97,11 +107,36 @@ class Mover:
             assert slots is not None
             table.place(batch, dst, slots)
             table.busy[batch] += 1
-            job = CopyJob(src, dst, table.slots_of(batch, src).copy(), slots, urgency, self._headers(batch, src, dst))
+            headers = self._headers(batch, src, dst)
+            job = CopyJob(src, dst, table.slots_of(batch, src).copy(), slots, urgency, headers, ready)
             move = _Move(batch, table.generation[batch].copy(), src, dst, evict_source)
             self._moves[self._transfer.submit(job)] = move
             self._leaving[src] += len(batch) if evict_source else 0
         return ids
+
+    def deliver(
+        self,
+        ids: IntArray,
+        src: Tier,
+        dst_slots: IntArray,
+        watcher: LayerWatcher | None,
+        ready: Callable[[], None] | None = None,
+    ) -> None:
+        """Copy blocks to HBM slots of an engine of its own, of which the table knows nothing, as one job.
+
+        Args:
+            ids: blocks with a complete copy on ``src``; they keep it until the job has ended.
+            src: DRAM, for a load that cannot fail.
+            dst_slots: int32 ``[n]``, distinct; the engine leaves them alone until the job has ended.
+            watcher: told layer by layer.
+            ready: see ``CopyJob``.
+        """
+        table = self._table
+        table.busy[ids] += 1
+        slots = table.slots_of(ids, src).copy()
+        job = CopyJob(src, Tier.HBM, slots, dst_slots, Urgency.DEMAND, None, ready, watcher)
+        move = _Move(ids, table.generation[ids].copy(), src, Tier.HBM, evict_source=False, delivered=True)
+        self._moves[self._transfer.submit(job)] = move
 
     def poll(self, now: float) -> None:
         """Commit every copy that has ended."""
@@ -144,8 +179,9 @@ class Mover:
         table.busy[ids] -= 1
         arrived = ids[completion.ok]
         failed = ids[~completion.ok]
-        table.settle(arrived, dst)
-        table.drop(failed, dst)
+        if not move.delivered:
+            table.settle(arrived, dst)
+            table.drop(failed, dst)
         self._count(len(arrived), src, dst)
         if len(failed):
             self._note_failure(failed, completion, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ class Rebalancer:
         watermarks: for HBM and DRAM alike.
         refresh_interval_s: how often heat is recomputed.
         guard: moves the threshold when demotions are regretted; None to leave it where it is.
+        tiers: where it keeps room, fastest first; not HBM where an engine of its own gives out the slots.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class Rebalancer:
         watermarks: Watermarks,
         refresh_interval_s: float,
         guard: AdaptiveThreshold | None,
+        tiers: Sequence[Tier] = (Tier.HBM, Tier.DRAM),
     ) -> None:
         self._cache = cache
         self.watermarks = watermarks
         self.refresh_interval_s = refresh_interval_s
         self.guard = guard
+        self._tiers = tuple(tiers)
         self._next_refresh = -np.inf
         self._draining: set[Tier] = set()
         """Tiers that have been above their high watermark and not yet at their low one."""
@@ -55,7 +59,7 @@ class Rebalancer:
         if now >= self._next_refresh:
             self._next_refresh = now + self.refresh_interval_s
             self._refresh(now)
-        for tier in (Tier.HBM, Tier.DRAM):
+        for tier in self._tiers:
             self._demote_cold(tier, now)
         self._copy_early(leaving_next, now)
 
@@ -98,7 +102,7 @@ class Rebalancer:
             cache.regret.note_demoted(victims[~table.has(victims, Tier.HBM)], now)
             cache.regret.note_demoted(cache.room.demote(dirty, tier, now), now)
             return
-        elsewhere = (table.present[victims] & ~TIER_BIT[tier]) != 0
+        elsewhere = (table.present[victims] & table.lasting & ~TIER_BIT[tier]) != 0
         table.drop(victims[elsewhere], tier)
         cache.room.demote(victims[~elsewhere], tier, now)
 

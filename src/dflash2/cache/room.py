@@ -45,7 +45,7 @@ class Room:
         short = count - table.num_free(tier) - self._mover.leaving(tier)
         if short > 0:
             idle = self.idle(tier)
-            alone = idle[table.present[idle] == TIER_BIT[tier]]
+            alone = idle[table.present[idle] & table.lasting == TIER_BIT[tier]]
             self.demote(self._policy.order(table, alone, short, now), tier, now)
         short = count - table.num_free(tier) - self._mover.leaving(tier)
         if short > 0 and not any(self._mover.leaving(below) for below in TIERS_BELOW_HBM if below > tier):
@@ -127,7 +127,7 @@ class Room:
         if tier is not Tier.HBM:
             count -= self.free_copies_of_pinned(tier, count)
         idle = self.idle(tier)
-        elsewhere = idle[(table.present[idle] & ~TIER_BIT[tier]) != 0]
+        elsewhere = idle[(table.present[idle] & table.lasting & ~TIER_BIT[tier]) != 0]
         victims = self._policy.order(table, elsewhere, count, now)
         if tier is Tier.HBM:
             self.free_clean(victims)
@@ -144,18 +144,24 @@ class Room:
         while len(ends) and table.num_free(tier) < target:
             for block_id in ends.tolist():
                 if table.num_free(tier) < target and table.num_children[block_id] == 0:
-                    self._drop_cached(block_id)
-            unheld = unheld[table.state[unheld] == BlockState.PUBLISHED]
+                    self._drop_cached(block_id, tier)
+            unheld = unheld[(table.state[unheld] == BlockState.PUBLISHED) & table.has(unheld, tier)]
             ends = unheld[table.num_children[unheld] == 0]
             ends = self._policy.order(table, ends, target - table.num_free(tier), now)
         # What is left has followers elsewhere, that a running request holds perhaps. Without this last resort such
         # blocks could fill a tier and nothing would ever free them.
         for block_id in self._policy.order(table, unheld, target - table.num_free(tier), now).tolist():
             if table.num_free(tier) < target and table.state[block_id] == BlockState.PUBLISHED:
-                self._drop_cached(block_id)
+                self._drop_cached(block_id, tier)
 
-    def _drop_cached(self, block_id: int) -> None:
-        """Forget a block and whatever follows it, and free those of them that nobody holds."""
+    def _drop_cached(self, block_id: int, tier: Tier) -> None:
+        """Forget a block and whatever follows it, and free those of them that nobody holds.
+
+        Of a block that an engine of its own still has on the device only the slot on ``tier`` is given up.
+        """
+        if self._table.present[block_id] & ~self._table.lasting:
+            self._table.drop(np.array([block_id], np.int32), tier)
+            return
         taken = np.array(self._index.unpublish(block_id), np.int32)
         self.release(taken)
         self._counters.dropped_blocks += int(np.count_nonzero(self._table.state[taken] == BlockState.FREE))

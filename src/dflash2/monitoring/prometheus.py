@@ -138,7 +138,7 @@ class _Snapshot(Collector):
             )
             for tier in TIERS if series.per_tier else ("",):
                 keys = [key.replace("{tier}", tier) for key in series.path]
-                family.add_metric([tier] if labels else [], _number(self._stats, keys))
+                family.add_metric([tier] if labels else [], number_at(self._stats, keys))
             yield family
         yield _http_requests(self._stats)
 
@@ -152,7 +152,7 @@ def _http_requests(stats: Mapping[str, Any]) -> Metric:
     return family
 
 
-def _number(stats: Mapping[str, Any], keys: Sequence[str]) -> float:
+def number_at(stats: Mapping[str, Any], keys: Sequence[str]) -> float:
     """The number at the end of ``keys``; 0 if the way there does not exist."""
     value: Any = stats
     for key in keys:

@@ -61,6 +61,17 @@ class HostAddressable(Protocol):
         ...
 
 
+@runtime_checkable
+class LayerWise(Protocol):
+    """A pool that can take blocks one layer at a time."""
+
+    layout: KVLayout
+
+    def scatter_layer(self, layer: int, slots: IntArray, buffer: ByteArray, rows: IntArray) -> None:
+        """Copy one layer's K and V of ``buffer[rows]`` into the blocks at ``slots``; arguments as in ``gather``."""
+        ...
+
+
 class PieceCopier(Protocol):
     """Moves blocks between a device pool and host rows. A block is the concatenation of its pieces.
 

@@ -123,6 +123,13 @@ class LayerFirstPool(_PiecesPool):
         # An engine may have padding slots at the end (SGLang's page 0 or a tail): whole blocks only.
         pieces = [_as_bytes(tensor, num_slots, piece_bytes) for tensor in tensors]
         super().__init__(num_slots, layout, pieces, copier)
+        self._layer_bytes = 2 * piece_bytes
+
+    def scatter_layer(self, layer: int, slots: IntArray, buffer: ByteArray, rows: IntArray) -> None:
+        """See ``LayerWise.scatter_layer``. Raises RuntimeError if the device fails."""
+        start = layer * self._layer_bytes
+        pieces = self.pieces[2 * layer : 2 * layer + 2]
+        self._copier.scatter(pieces, slots, buffer[:, start : start + self._layer_bytes], rows)
 
 
 def _as_bytes(tensor: torch.Tensor, num_slots: int, row_bytes: int | None = None) -> torch.Tensor:
@@ -139,3 +146,11 @@ def free_device_bytes(device: torch.device | str) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return int(free)
+
+
+def total_device_bytes(device: torch.device | str) -> int | None:
+    """All memory of the device; None if the device has none of its own (CPU)."""
+    if torch.device(device).type == "cpu":
+        return None
+    _, total = torch.cuda.mem_get_info(device)
+    return int(total)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 
 import numpy as np
 
 from dflash2.errors import IntegrityError
-from dflash2.table.slots import SlotAllocator
+from dflash2.table.slots import ForeignSlots, SlotAllocator
 from dflash2.types import BoolArray, IntArray, Tier
 
 TIER_BIT = {tier: np.uint8(1 << tier) for tier in Tier}
@@ -41,10 +41,15 @@ class PageTable:
 
     Args:
         num_slots: slots of each tier; a missing tier has none.
+        foreign: tiers whose slots an engine of its own gives out; the table mirrors which of them hold a block.
     """
 
-    def __init__(self, num_slots: Mapping[Tier, int]) -> None:
-        self.tiers = {tier: SlotAllocator(num_slots.get(tier, 0)) for tier in Tier}
+    def __init__(self, num_slots: Mapping[Tier, int], foreign: Collection[Tier] = ()) -> None:
+        self.tiers = {
+            tier: (ForeignSlots if tier in foreign else SlotAllocator)(num_slots.get(tier, 0)) for tier in Tier
+        }
+        self.lasting = np.uint8(sum(TIER_BIT[tier] for tier in Tier if tier not in foreign))
+        """Bits of the tiers whose copies stay until they are given up here: not those of a foreign tier."""
         self.num_rows = sum(allocator.num_slots for allocator in self.tiers.values())
         rows = self.num_rows
         self.slot = np.zeros((rows, len(Tier)), np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dflash2.errors import IntegrityError
-from dflash2.types import IntArray
+from dflash2.types import BoolArray, IntArray
 
 
 class SlotAllocator:
@@ -71,3 +71,43 @@ class SlotAllocator:
                 f"slots do not add up: {len(used)} used + {self._num_free} free + {len(self._retired)} retired "
                 f"of {self.num_slots}, {len(np.unique(every))} distinct"
             )
+
+
+class ForeignSlots(SlotAllocator):
+    """Slots that somebody else gives out (an engine's own pool): here it is only noted which of them hold a block.
+
+    ``claim`` and ``give`` take time in proportion to the slots named, whatever the size of the pool.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(0)
+        self.num_slots = num_slots
+        self._used: BoolArray = np.zeros(num_slots, np.bool_)
+        self._num_free = num_slots
+
+    def try_take(self, count: int) -> IntArray | None:
+        """None unless nothing is asked for: the owner decides which slots are used."""
+        return np.empty(0, np.int32) if count == 0 else None
+
+    def claim(self, slots: IntArray) -> None:
+        """The owner has put a block at each of these distinct slots."""
+        if np.any(self._used[slots]):
+            raise IntegrityError("a slot to be claimed holds a block already")
+        self._used[slots] = True
+        self._num_free -= len(slots)
+
+    def give(self, slots: IntArray) -> None:
+        """The blocks at these slots are gone."""
+        if not np.all(self._used[slots]):
+            raise IntegrityError("a slot was given back that held no block")
+        self._used[slots] = False
+        self._num_free += len(slots)
+
+    def holds(self, slots: IntArray) -> BoolArray:
+        """bool ``[n]``: which of these slots hold a block."""
+        held: BoolArray = self._used[slots]
+        return held
+
+    def free_slots(self) -> IntArray:
+        """Slots that hold no block."""
+        return np.flatnonzero(~self._used).astype(np.int32)

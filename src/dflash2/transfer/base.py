@@ -6,6 +6,7 @@ bytes and never touch the table. A destination slot belongs to the copy until it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash2.types import BoolArray, IntArray, Tier, Urgency
+
+
+class LayerWatcher(Protocol):
+    """Told by the lane's thread how far a load has come, so that a model's first layer need not wait for its last."""
+
+    def arrived(self, layer: int) -> None:
+        """This layer of every block of the job is in place."""
+        ...
+
+    def ended(self, ok: bool) -> None:
+        """The job is over; not ok: no further layer will arrive."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +40,10 @@ class CopyJob:
         keys: uint8 ``[n, KEY_BYTES]`` content keys for the NVMe headers, or None when the blocks have no
             identity (a mutable tail block that is only swapped); such slots are never adopted at a restart.
         urgency: which budget pays, and who waits for whom.
+        ready: called by the lane's thread before it reads the source; returns when the device has written it. Must
+            not raise. None: the bytes are there.
+        layers: for a load whose reader goes layer by layer; the job is then moved as one batch, layer after layer
+            where the destination can (``pools.base.LayerWise``).
     """
 
     src: Tier
@@ -35,6 +52,8 @@ class CopyJob:
     dst_slots: IntArray
     urgency: Urgency
     keys: npt.NDArray[np.uint8] | None = None
+    ready: Callable[[], None] | None = None
+    layers: LayerWatcher | None = None
 
 
 @dataclass(frozen=True, slots=True)

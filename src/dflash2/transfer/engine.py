@@ -184,6 +184,8 @@ class ThreadedTransferEngine:
             self._staging.check_integrity(0)
 
     def _batch_of(self, job: CopyJob) -> int:
+        if job.layers is not None:
+            return max(1, len(job.src_slots))  # all blocks of a layer come before the next layer
         if self._staging is not None and self._routes[(job.src, job.dst)].staged:
             return min(self._batch_blocks, self._staging.chunk_blocks)
         return self._batch_blocks
@@ -214,6 +216,8 @@ class ThreadedTransferEngine:
     def _job_ended(self, pending: PendingJob) -> None:
         job, wall_s = pending.job, self._clock() - pending.submitted_at
         self._stats.job_done((job.src, job.dst), wall_s)
+        if job.layers is not None:
+            job.layers.ended(bool(pending.ok.all()))
         with self._changed:
             del self._open[pending.ticket]
             self._done.append(Completion(pending.ticket, job, pending.ok, pending.bad_source, wall_s))

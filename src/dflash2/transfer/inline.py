@@ -94,6 +94,8 @@ class InlineTransferEngine:
         if run and pending.num_blocks:
             self._run(pending)
         wall_s = self._clock() - pending.submitted_at
+        if pending.job.layers is not None:
+            pending.job.layers.ended(bool(pending.ok.all()))
         self._done.append(Completion(ticket, pending.job, pending.ok, pending.bad_source, wall_s))
 
     def _run(self, pending: PendingJob) -> None:

@@ -153,7 +153,10 @@ class Lane:
     def _launch(self, batch: Batch, flights: deque[_Flight]) -> _Flight | None:
         route, started_at = self._route(batch), self._context.clock()
         if not route.staged:
-            shares = self._workers(Tier.NVME in route.tiers).start(route.straight_step(batch), len(batch))
+            workers = self._workers(Tier.NVME in route.tiers)
+            if batch.pending.job.layers is not None:
+                workers = self._inline  # one share: a layer has arrived when it has for every block
+            shares = workers.start(route.straight_step(batch), len(batch))
             return _Flight(batch, route, started_at, None, None, shares)
         chunk = self._acquire_chunk(flights)
         if chunk is None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from dflash2.pools.base import BlockPool, HostAddressable
+from dflash2.pools.base import BlockPool, HostAddressable, LayerWise
+from dflash2.transfer.base import LayerWatcher
 from dflash2.transfer.jobs import Batch
 from dflash2.transfer.staging import StagingChunk, chunk_rows
 from dflash2.transfer.workers import Step
-from dflash2.types import ByteArray, IntArray, Tier
+from dflash2.types import BoolArray, ByteArray, IntArray, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +46,44 @@ class Route:
         src_slots, dst_slots, keys = _slices(batch)
         if isinstance(self.dst, HostAddressable):
             slabs = self.dst.slabs
-            return lambda at: self.src.gather(src_slots[at], slabs, dst_slots[at], _pick(keys, at))
+            return _when_ready(batch, lambda at: self.src.gather(src_slots[at], slabs, dst_slots[at], _pick(keys, at)))
         if isinstance(self.src, HostAddressable):
-            slabs = self.src.slabs
-            return lambda at: self.dst.scatter(dst_slots[at], slabs, src_slots[at], _pick(keys, at))
+            slabs, watcher = self.src.slabs, batch.pending.job.layers
+            if watcher is not None and isinstance(self.dst, LayerWise):
+                pool = self.dst
+                return _when_ready(batch, lambda at: _by_layer(pool, watcher, dst_slots[at], slabs, src_slots[at]))
+            return _when_ready(batch, lambda at: self.dst.scatter(dst_slots[at], slabs, src_slots[at], _pick(keys, at)))
         raise TypeError(f"route {self.tiers} needs staging")
 
     def gather_step(self, batch: Batch, chunk: StagingChunk) -> Step:
         """First step of a staged route: source to chunk."""
         src_slots, _, keys = _slices(batch)
         rows = chunk_rows(len(batch))
-        return lambda at: self.src.gather(src_slots[at], chunk.rows, rows[at], _pick(keys, at))
+        return _when_ready(batch, lambda at: self.src.gather(src_slots[at], chunk.rows, rows[at], _pick(keys, at)))
 
     def scatter_step(self, batch: Batch, chunk: StagingChunk, arrived: IntArray) -> Step:
         """Second step of a staged route: those rows of the chunk that arrived, to the destination."""
         _, dst_slots, keys = _slices(batch)
         return lambda at: self.dst.scatter(dst_slots[arrived[at]], chunk.rows, arrived[at], _pick(keys, arrived[at]))
+
+
+def _when_ready(batch: Batch, step: Step) -> Step:
+    ready = batch.pending.job.ready
+    if ready is None:
+        return step
+
+    def after_ready(at: npt.NDArray[np.int64]) -> BoolArray:
+        ready()
+        return step(at)
+
+    return after_ready
+
+
+def _by_layer(pool: LayerWise, watcher: LayerWatcher, slots: IntArray, slabs: ByteArray, rows: IntArray) -> BoolArray:
+    for layer in range(pool.layout.num_layers):
+        pool.scatter_layer(layer, slots, slabs, rows)
+        watcher.arrived(layer)
+    return np.ones(len(slots), dtype=np.bool_)
 
 
 def _slices(batch: Batch) -> tuple[IntArray, IntArray, ByteArray | None]:

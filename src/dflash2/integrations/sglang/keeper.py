@@ -1,0 +1,334 @@
+"""What lies below the device pages of an engine that gives them out itself: mirror, copies down, loads back.
+
+One thread, the scheduler's, calls everything here; nothing waits unless its name says so. The engine tells which pages
+hold a block (``announce``) and which were given to somebody else (``freed``); the page table mirrors both, so a block
+that is in HBM, in DRAM and on NVMe has one row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash2.integrations.sglang.clock import TurnoverClock
+from dflash2.pools.nvme import NvmePool
+from dflash2.runtime import POLL_S, Runtime
+from dflash2.table.page_table import TIER_BIT, BlockState
+from dflash2.table.slots import ForeignSlots
+from dflash2.transfer.base import LayerWatcher
+from dflash2.types import TIERS_BELOW_HBM, IntArray, Tier, Urgency
+
+Ready = Callable[[], None]
+
+EXPECTED_FOR_STEPS = 1000
+"""A waiting request that was not asked about for so many steps is gone."""
+
+EMPTY: IntArray = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Restorable:
+    """What of a prompt's tail lies below HBM.
+
+    Attributes:
+        ids: int32 ``[n]``, the leading blocks with a copy in DRAM or on NVMe.
+        num_ready: how many of them, from the first on, are in DRAM and can be loaded at once.
+    """
+
+    ids: IntArray
+    num_ready: int
+
+
+class Keeper:
+    """Keeps what the engine computes for longer than its device pool can.
+
+    Args:
+        runtime: made with ``engine_pool``; its clock must be ``clock``.
+        clock: advanced here, by what is announced.
+        margin_blocks: free device pages below which copying down begins: what one step may take before the next
+            chance comes.
+    """
+
+    def __init__(self, runtime: Runtime, clock: TurnoverClock, margin_blocks: int) -> None:
+        self.runtime = runtime
+        self._clock = clock
+        self._margin = margin_blocks
+        self._cache = runtime.cache
+        self._table = runtime.cache.table
+        mirror = self._table.tiers[Tier.HBM]
+        if not isinstance(mirror, ForeignSlots):
+            raise ValueError("the runtime must have been made with engine_pool")
+        self._mirror = mirror
+        self._owner = np.zeros(mirror.num_slots, np.int32)
+        """Block of each device page; means something only where the mirror holds one."""
+        self._doomed = EMPTY
+        """Blocks that were given up while they were copied from HBM: what arrives is worthless."""
+        self._expected: dict[str, tuple[IntArray, int]] = {}
+        """Per waiting request, blocks that it will use, and the step in which it was last asked about."""
+        self._num_steps = 0
+        self._may_be_alone = True
+        """Some blocks may be in HBM only; cleared when a search finds none."""
+        self._seen = (-1.0, 0, 0)
+
+    # -- told by the engine --------------------------------------------------------------------------------------
+
+    def announce(self, keys: list[bytes], parent: bytes | None, position: int, pages: IntArray) -> IntArray:
+        """Blocks were computed, or loaded, and stand in the engine's tree.
+
+        Args:
+            keys: of consecutive blocks of one sequence.
+            parent: key of the block before the first; None at the head of a sequence.
+            position: index of the first in its sequence.
+            pages: int32 ``[n]``, device page of each.
+
+        Returns:
+            Their ids; shorter than ``keys`` if the table is full.
+        """
+        self.freed(pages)  # whatever was noted about these pages is old
+        known = [self._cache.index.get(key) for key in keys]
+        new = np.array([block_id is None for block_id in known], np.bool_)
+        rows = self._table.try_allocate(int(new.sum()))
+        if rows is None:
+            return EMPTY
+        ids = np.empty(len(keys), np.int32)
+        ids[~new] = [block_id for block_id in known if block_id is not None]
+        ids[new] = rows
+        self._clock.advance(len(rows))
+        now = self._clock()
+        self._table.state[rows] = BlockState.SEALED
+        self._cache.policy.on_allocate(self._table, rows, now)
+        self._move_in(ids, pages)
+        for index in np.flatnonzero(new).tolist():
+            before = parent if index == 0 else keys[index - 1]
+            self._publish(int(ids[index]), keys[index], before, position + index)
+        self._cache.counters.computed_tokens += len(rows) * self.runtime.layout.block_size
+        self._may_be_alone = True
+        return ids
+
+    def freed(self, pages: IntArray) -> None:
+        """The engine gave these device pages up; a copy that is being read from them is worthless."""
+        if not np.any(self._mirror.holds(pages)):
+            return
+        self._poll()
+        table = self._table
+        ids = self._owner[pages[self._mirror.holds(pages)]]
+        read_from = ids[(table.busy[ids] != 0) & (table.present[ids] == TIER_BIT[Tier.HBM])]
+        table.generation[read_from] += 1
+        self._doomed = np.concatenate([self._doomed, read_from])
+        table.drop(ids, Tier.HBM)
+        self._reap(ids)
+
+    def used(self, keys: list[bytes], num_prompt_tokens: int) -> None:
+        """A request starts with these blocks as its cached prefix, wherever they are."""
+        index, counters, table = self._cache.index, self._cache.counters, self._table
+        known = [block_id for block_id in map(index.get, keys) if block_id is not None]
+        ids = np.array(known, np.int32)
+        counters.looked_up_tokens += num_prompt_tokens
+        rest = ids
+        for tier in Tier:
+            there = table.has(rest, tier)
+            counters.hit_tokens[tier] += int(np.count_nonzero(there)) * self.runtime.layout.block_size
+            rest = rest[~there]
+        counters.used_blocks += len(ids)
+        counters.used_in_hbm_blocks += int(np.count_nonzero(table.has(ids, Tier.HBM)))
+        self._cache.prefetcher.note_needed(ids)
+        self._cache.regret.note_needed(ids[~table.has(ids, Tier.HBM)], self._clock())
+        table.next_use[ids] = np.inf
+        self._cache.policy.on_use(table, ids, self._clock())
+
+    # -- asked by the engine -------------------------------------------------------------------------------------
+
+    def restorable(self, request_id: str, keys: list[bytes]) -> Restorable:
+        """Which leading blocks of ``keys`` can be had from below. They stay hot until ``forget_request``."""
+        ids = self._cache.index.longest_prefix(keys)
+        below = (self._table.present[ids] & ~TIER_BIT[Tier.HBM]) != 0
+        ids = ids[: _leading(below)]
+        self.forget_request(request_id)
+        if len(ids):
+            self._expected[request_id] = (ids, self._num_steps)
+            self._table.next_use[ids] = self._clock()
+        return Restorable(ids, _leading(self._table.has(ids, Tier.DRAM)))
+
+    def forget_request(self, request_id: str) -> None:
+        """The request has got its blocks, or will never want them."""
+        ids, _ = self._expected.pop(request_id, (EMPTY, 0))
+        self._table.next_use[ids] = np.inf
+
+    def promote(self, ids: IntArray, urgency: Urgency) -> bool:
+        """Begin to bring blocks from NVMe to DRAM.
+
+        Returns:
+            False if some have no room in DRAM now.
+        """
+        table = self._table
+        away = ids[~table.has(ids, Tier.DRAM) & table.has(ids, Tier.NVME) & (table.arriving[ids] == 0)]
+        if len(away):
+            self._cache.room.make(Tier.DRAM, len(away), self._clock())
+            begun = self._cache.mover.copy(away, Tier.NVME, Tier.DRAM, urgency)
+            return len(begun) == len(away)
+        return True
+
+    def find_in_dram(self, keys: list[bytes]) -> IntArray | None:
+        """Ids of these blocks if all are in DRAM, else None; they stay there until ``load`` or ``let_go``."""
+        known = [block_id for block_id in map(self._cache.index.get, keys) if block_id is not None]
+        ids = np.array(known, np.int32)
+        if len(ids) < len(keys) or not np.all(self._table.has(ids, Tier.DRAM)):
+            return None
+        self._table.busy[ids] += 1
+        return ids
+
+    def let_go(self, ids: IntArray) -> None:
+        """The blocks found will not be loaded."""
+        self._table.busy[ids] -= 1
+
+    def load(self, ids: IntArray, pages: IntArray, watcher: LayerWatcher, ready: Ready | None) -> None:
+        """Copy blocks from DRAM to device pages that the engine has set apart for requests, layer by layer.
+
+        Args:
+            ids: int32 ``[n]``, as found; a block that two requests want appears twice.
+            pages: int32 ``[n]``, distinct.
+            watcher: told of each layer.
+            ready: see ``CopyJob``.
+        """
+        self._cache.mover.deliver(ids, Tier.DRAM, pages, watcher, ready)
+        np.subtract.at(self._table.busy, ids, 1)
+
+    # -- each step -----------------------------------------------------------------------------------------------
+
+    def step(self, num_free_pages: int, ready: Ready | None) -> None:
+        """Between two steps of the engine: commit, copy down ahead of need, keep room in DRAM.
+
+        Args:
+            num_free_pages: device pages that hold nothing.
+            ready: see ``CopyJob``, for copies that read device pages.
+        """
+        self._num_steps += 1
+        self._poll()
+        self._drop_old_expectations()
+        if num_free_pages < self._margin and self._may_be_alone and self._changed():
+            self._copy_down(self._next_alone(self._margin), ready)
+        self.runtime.rebalance([], [])
+        if not self._cache.mover.num_in_flight:
+            self._copy_to_nvme_early(self._clock())
+
+    def _changed(self) -> bool:
+        """Something was computed, or a copy ended, since this was last asked; if not, a search finds the same."""
+        now = (self._clock(), self._cache.counters.swap_out_blocks, self._cache.counters.demoted_to_nvme_blocks)
+        before, self._seen = self._seen, now
+        return now != before
+
+    def copy_down_now(self, ids: IntArray, ready: Ready | None, timeout_s: float) -> None:
+        """Blocks whose pages are about to be given up: copy them down and wait, within the deadline."""
+        table = self._table
+        alone = ids[(table.busy[ids] == 0) & (table.present[ids] == TIER_BIT[Tier.HBM])]
+        self._copy_down(alone, ready)
+        self._cache.mover.wait(ids, timeout_s, self._clock())
+
+    def in_flight(self, ids: IntArray) -> bool:
+        """A copy from or to one of these blocks is under way."""
+        return bool(np.any(self._table.busy[ids] != 0))
+
+    def is_below(self, ids: IntArray) -> bool:
+        """All of these blocks have a copy below HBM."""
+        return bool(np.all((self._table.present[ids] & ~TIER_BIT[Tier.HBM]) != 0))
+
+    def flush(self, timeout_s: float) -> None:
+        """Forget everything, on all tiers, on the disk too. Waits for the copies in flight, within the deadline."""
+        for _ in range(math.ceil(timeout_s / POLL_S)):
+            if not self._cache.mover.num_in_flight:
+                break
+            self.runtime.wait(POLL_S)
+        self._expected.clear()
+        self._discard_on_disk()
+        self.freed(self._table.slots_of(self._table.on_tier(Tier.HBM), Tier.HBM))
+        self.runtime.flush()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _move_in(self, ids: IntArray, pages: IntArray) -> None:
+        """Note where in HBM the blocks are; a block that was noted elsewhere has moved."""
+        table = self._table
+        table.drop(ids[table.has(ids, Tier.HBM)], Tier.HBM)
+        self._mirror.claim(pages)
+        table.place(ids, Tier.HBM, pages)
+        table.settle(ids, Tier.HBM)
+        self._owner[pages] = ids
+
+    def _publish(self, block_id: int, key: bytes, parent: bytes | None, position: int) -> None:
+        index = self._cache.index
+        if parent is None or not index.try_publish(block_id, key, parent, position):
+            index.adopt(block_id, key)  # a head, or one whose predecessor was forgotten
+        self._cache.counters.published_blocks += 1
+
+    def _next_alone(self, count: int) -> IntArray:
+        """Up to ``count`` blocks that are in HBM only: those unused for longest, a sequence's head before its tail.
+
+        Where the tiers below have no room for all of them, those whose heat does not earn a place are left out.
+        """
+        table = self._table
+        only_here = (table.present == TIER_BIT[Tier.HBM]) & (table.state == BlockState.PUBLISHED)
+        candidates = np.flatnonzero(only_here & (table.busy == 0)).astype(np.int32)
+        self._may_be_alone = bool(np.any(only_here))
+        order = np.lexsort((table.position[candidates], table.last_use[candidates]))
+        alone: IntArray = candidates[order][:count]
+        overflow = len(alone) - sum(table.num_free(tier) for tier in TIERS_BELOW_HBM)
+        if overflow <= 0:
+            return alone
+        kept = np.flatnonzero(((table.present & ~TIER_BIT[Tier.HBM]) != 0) & (table.busy == 0)).astype(np.int32)
+        rivals = np.concatenate([alone, kept])
+        losers = self._cache.policy.order(table, rivals, overflow, self._clock())
+        earned: IntArray = alone[~np.isin(alone, losers)]
+        return earned
+
+    def _copy_down(self, ids: IntArray, ready: Ready | None) -> None:
+        """Begin to copy blocks that are in HBM only to DRAM, or to NVMe where there is no room in DRAM."""
+        now, mover = self._clock(), self._cache.mover
+        for tier in TIERS_BELOW_HBM:
+            if len(ids) and mover.accepts(tier, now):
+                self._cache.room.make(tier, len(ids), now)
+                begun = mover.copy(ids, Tier.HBM, tier, Urgency.DEMOTION, ready=ready)
+                ids = ids[len(begun) :]
+
+    def _copy_to_nvme_early(self, now: float) -> None:
+        """A batch of blocks that are on no disk yet, to free slots there: demoting them later costs nothing."""
+        table, mover = self._table, self._cache.mover
+        spare = min(table.num_free(Tier.NVME), mover.batch_blocks)
+        if spare and mover.accepts(Tier.NVME, now):
+            idle = self._cache.room.idle(Tier.DRAM)
+            only_here = idle[(table.present[idle] & TIER_BIT[Tier.NVME]) == 0]
+            chosen = np.sort(self._cache.policy.order(table, only_here, spare, now))
+            mover.copy(chosen, Tier.DRAM, Tier.NVME, Urgency.SPECULATIVE)
+
+    def _poll(self) -> None:
+        self._cache.mover.poll(self._clock())
+        if len(self._doomed):
+            over = self._table.busy[self._doomed] == 0
+            self._reap(self._doomed[over])
+            self._doomed = self._doomed[~over]
+
+    def _drop_old_expectations(self) -> None:
+        oldest = self._num_steps - EXPECTED_FOR_STEPS
+        for request_id in [rid for rid, (_, at) in self._expected.items() if at < oldest]:
+            self.forget_request(request_id)
+
+    def _discard_on_disk(self) -> None:
+        pool = self.runtime.pools.get(Tier.NVME)
+        if isinstance(pool, NvmePool):
+            pool.discard(self._table.slots_of(self._table.on_tier(Tier.NVME), Tier.NVME))
+
+    def _reap(self, ids: IntArray) -> None:
+        """Forget blocks of which nothing is left, and with them what follows them."""
+        table, index = self._table, self._cache.index
+        gone = ids[(table.present[ids] == 0) & (table.arriving[ids] == 0) & (table.busy[ids] == 0)]
+        for block_id in gone.tolist():
+            if table.state[block_id] == BlockState.PUBLISHED:
+                self._cache.room.release(np.array(index.unpublish(block_id), np.int32))
+
+
+def _leading(flags: np.ndarray) -> int:
+    """How many values are True before the first that is not."""
+    wrong = np.flatnonzero(~flags)
+    return int(wrong[0]) if len(wrong) else len(flags)

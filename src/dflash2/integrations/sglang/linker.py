@@ -1,0 +1,290 @@
+"""SGLang's interface for everything below HBM, served by the keeper. All calls come on the scheduler's thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
+
+from dflash2.integrations.sglang.build import Placement, build_keeper, fingerprint_of
+from dflash2.integrations.sglang.keeper import Ready
+from dflash2.integrations.sglang.keys import block_keys
+from dflash2.integrations.sglang.metrics import SchedulerMetrics
+from dflash2.integrations.sglang.swap_log import SwapLog
+from dflash2.types import IntArray, Tier, Urgency
+
+logger = logging.getLogger(__name__)
+
+NVME_WAIT_S = 10.0
+"""Longest time that a request waits for its blocks to come from NVMe before it computes them again."""
+FLUSH_WAIT_S = 30.0
+RETRACT_WAIT_S = 2.0
+"""Longest time that a retraction waits for the last blocks of the request to be copied down."""
+
+
+@dataclass(slots=True)
+class _Offload:
+    """A node of SGLang's tree that stays locked until its blocks need its pages no longer."""
+
+    ids: IntArray
+    seen_by_step: bool = False
+
+
+class CounterWatcher:
+    """Passes on to SGLang's counter which layers of a load have arrived.
+
+    The last layer counts only when the whole job has ended well: whatever goes wrong before, SGLang sees a failed load
+    and never uses what was computed from it.
+    """
+
+    def __init__(self, counter: LayerWiseLoadCounter, index: int) -> None:
+        self._counter = counter
+        self._index = index
+
+    def arrived(self, layer: int) -> None:
+        """See ``LayerWatcher``."""
+        if layer < self._counter.num_layers - 1:
+            self._counter.complete(self._index, layer)
+
+    def ended(self, ok: bool) -> None:
+        """See ``LayerWatcher``."""
+        if ok:
+            self._counter.complete(self._index, self._counter.num_layers - 1)
+        else:
+            self._counter.fail(self._index, RuntimeError("a load from DRAM to the device failed"))
+
+
+class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
+    """See ``UnifiedCacheLinker``.
+
+    A request's blocks are loaded from DRAM only, which cannot fail; those on NVMe are brought to DRAM first, while the
+    request waits in the queue (``must_wait``).
+    """
+
+    def __init__(
+        self,
+        server_args: Any,
+        params: Any,
+        *,
+        components: Any,
+        extra_config: dict[str, Any],
+        forward_stream: Any = None,
+    ) -> None:
+        self.forward_stream = forward_stream
+        self.page_size = params.page_size
+        self._allocator = params.token_to_kv_pool_allocator
+        self._placement = Placement.current()
+        self.keeper, self._namespace = build_keeper(
+            params, components, extra_config["path"], self._placement, forward_stream
+        )
+        self._root = self._namespace.root()
+        runtime = self.keeper.runtime
+        self.has_nvme = runtime.cache.table.capacity(Tier.NVME) > 0
+        self.pools = {PoolName.KV: runtime.pools[Tier.HBM]}
+        self.layer_done_counter = LayerWiseLoadCounter(runtime.layout.num_layers)
+        self._queued: dict[str, tuple[IntArray, IntArray]] = {}
+        self._loading: dict[str, list[bytes]] = {}
+        self._offloads: deque[_Offload] = deque()
+        self._waiting: dict[str, tuple[IntArray, float]] = {}
+        self._gave_up: set[str] = set()
+        self.parent_hashes: list[str] = []
+        """Page hashes of what precedes the node that is offloaded next; set by a hook."""
+        self.retracting = False
+        """A retraction inserts nodes whose pages are wanted in the same step: they must not be locked."""
+        self.num_retractions = 0
+        self._swap_log = SwapLog(runtime)
+        self._metrics = SchedulerMetrics(runtime.stats(), self._placement.tp_rank)
+        self._watch_frees()
+        logger.info(runtime.startup_line())
+
+    # -- SGLang asks ---------------------------------------------------------------------------------------------
+
+    def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
+        """Lengths, in pages, of the tail that can be loaded now; what is on NVMe is brought up meanwhile."""
+        found = self.keeper.restorable(rid, self._keys(transfers[0].keys))
+        if found.num_ready < len(found.ids) and rid not in self._gave_up:
+            _, since = self._waiting.get(rid, (found.ids, time.monotonic()))
+            self._waiting[rid] = (found.ids, since)
+            self.keeper.promote(found.ids, Urgency.DEMAND)
+        else:
+            self._waiting.pop(rid, None)
+        return list(range(1, found.num_ready + 1))
+
+    def must_wait(self, rid: str) -> bool:
+        """On this rank: the request's blocks are still on their way from NVMe and its patience is not exhausted."""
+        if rid not in self._waiting:
+            return False
+        _, since = self._waiting[rid]
+        if time.monotonic() - since < NVME_WAIT_S:
+            return True
+        del self._waiting[rid]
+        self._gave_up.add(rid)
+        logger.warning("dflash2_swap request %s waited %.0f s for NVMe and is computed again", rid, NVME_WAIT_S)
+        return False
+
+    def load(self, rid: str, transfers: list[Any]) -> bool:
+        """Queue a load into the request's own device pages."""
+        keys = self._keys(transfers[0].keys)
+        ids = self.keeper.find_in_dram(keys)
+        if ids is None:
+            return False
+        self._loading[rid] = keys
+        self._queued[rid] = (ids, self._pages(transfers[0].device_indices))
+        return True
+
+    def start_layer_wise_loading(self) -> int:
+        """One job for all loads of the batch, layer by layer."""
+        if not self._queued:
+            return -1
+        index: int = self.layer_done_counter.update_producer()
+        ids = np.concatenate([ids for ids, _ in self._queued.values()])
+        pages = np.concatenate([pages for _, pages in self._queued.values()])
+        self._queued.clear()
+        self.keeper.load(ids, pages, CounterWatcher(self.layer_done_counter, index), self._ready())
+        return index
+
+    def finish_layer_wise_loading(self, counter_index: int) -> bool:
+        """See ``UnifiedCacheLinker``."""
+        landed: bool = self.layer_done_counter.finish(counter_index)
+        return landed
+
+    def cancel_queued_load(self, rid: str) -> bool:
+        """See ``UnifiedCacheLinker``."""
+        ids, _ = self._queued.pop(rid, (None, None))
+        if ids is None:
+            return False
+        self.keeper.let_go(ids)
+        return True
+
+    def forget_request(self, rid: str) -> None:
+        """The request runs now, or is gone."""
+        self.keeper.forget_request(rid)
+        self._loading.pop(rid, None)
+        self._waiting.pop(rid, None)
+        self._gave_up.discard(rid)
+
+    def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
+        """Note the pages of a new node; whether and when they are copied down is the keeper's business."""
+        before = self._keys(self.parent_hashes[-1:])
+        ids = self.keeper.announce(
+            self._keys(transfers[0].keys),
+            before[0] if before else None,
+            len(self.parent_hashes),
+            self._pages(transfers[0].device_indices),
+        )
+        if self.retracting:
+            self.keeper.copy_down_now(ids, self._ready(), RETRACT_WAIT_S)
+            return False
+        self._offloads.append(_Offload(ids))
+        return True
+
+    def num_completed_offloads(self) -> int:
+        """Nodes whose lock may go. SGLang asks once in each step, so this is where the keeper's step is done."""
+        self.keeper.step(self._allocator.available_size() // self.page_size, self._ready())
+        self._swap_log.step()
+        if self._metrics.is_due:
+            self._metrics.write(self.keeper.runtime.stats())
+        done = 0
+        for offload in self._offloads:
+            if self.keeper.in_flight(offload.ids):
+                break
+            done += 1
+        return done
+
+    def pop_completed_offload(self) -> bool:
+        """The keeper has taken over: the node needs no further offload."""
+        self._offloads.popleft()
+        return True
+
+    def reset(self) -> None:
+        """Flush: nothing that was cached is used again, after a restart either."""
+        for ids, _ in self._queued.values():
+            self.keeper.let_go(ids)
+        self._queued.clear()
+        self._offloads.clear()
+        self._waiting.clear()
+        self._gave_up.clear()
+        self.keeper.flush(FLUSH_WAIT_S)
+        self.layer_done_counter.reset()
+        self._root = self._namespace.root(adapter=f"weights {fingerprint_of(self._placement)}")
+        logger.info("DFlash2: flushed on all tiers")
+
+    def close(self) -> None:
+        """See ``UnifiedCacheLinker``."""
+        self.keeper.runtime.shutdown()
+
+    # -- admission -----------------------------------------------------------------------------------------------
+
+    def admitted(self, rid: str, device_hashes: list[str], num_tokens: int) -> None:
+        """A request of so many tokens starts; these pages of its prefix were on the device."""
+        loading = self._loading.get(rid, [])
+        self.forget_request(rid)
+        self.keeper.used([*self._keys(device_hashes), *loading], num_tokens)
+
+    def note_retraction(self, rid: str) -> None:
+        """Say so; a retraction means that the device pool was short."""
+        self.num_retractions += 1
+        logger.info("dflash2_swap retraction %d: the KV of request %s is kept", self.num_retractions, rid)
+
+    # -- reservation ---------------------------------------------------------------------------------------------
+
+    def try_reserve(self, rid: str, num_tokens: int) -> bool:
+        """Promise blocks for all tokens that the request may come to; a promise once given is kept.
+
+        Returns:
+            False if all promises together would not fit the tiers. Running requests give theirs back when they end,
+            and one request alone always fits, so the wait ends.
+        """
+        runtime = self.keeper.runtime
+        if runtime.ledger.holds(rid):
+            return True
+        wanted = min(runtime.layout.num_blocks(num_tokens), runtime.ledger.largest)  # SGLang has its own limit
+        promised = runtime.ledger.try_reserve(rid, wanted)
+        counters = runtime.cache.counters
+        counters.reservations += promised
+        counters.reservations_refused += not promised
+        return promised
+
+    def release_reservation(self, rid: str) -> None:
+        """The request has ended, or was not admitted."""
+        if self.keeper.runtime.ledger.holds(rid):
+            self.keeper.runtime.ledger.release(rid)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _keys(self, page_hashes: list[str]) -> list[bytes]:
+        return block_keys(self._root, page_hashes)
+
+    def _pages(self, device_indices: torch.Tensor) -> IntArray:
+        pages: IntArray = (device_indices[:: self.page_size] // self.page_size).cpu().numpy().astype(np.int32)
+        return pages
+
+    def _ready(self) -> Ready | None:
+        """Waits, in a copying thread, for what the device still writes; None where the host computes."""
+        if self.forward_stream is None or not torch.cuda.is_available():
+            return None
+        events = self.record_offload_ready()
+
+        def wait_for_device() -> None:
+            for event in events:
+                event.synchronize()
+
+        return wait_for_device
+
+    def _watch_frees(self) -> None:
+        """Tell the keeper which pages SGLang gives up, whatever the reason."""
+        release = self._allocator._release_page_ids
+
+        def release_and_tell(*page_ids: torch.Tensor) -> None:
+            for each in page_ids:
+                self.keeper.freed(each.cpu().numpy().astype(np.int32))
+            release(*page_ids)
+
+        self._allocator._release_page_ids = release_and_tell

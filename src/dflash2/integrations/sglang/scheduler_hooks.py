@@ -1,0 +1,157 @@
+"""Hooks in SGLang's scheduler process: what the linker's interface does not tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dflash2.config import load_config
+from dflash2.integrations.sglang import hookpoints, settings
+from dflash2.integrations.sglang.build import Placement, being_made, made
+from dflash2.integrations.sglang.sizing import kv_budget_bytes
+
+Original = Any
+
+
+def register(registry: Any, kinds: Any) -> None:
+    """Register all of them."""
+    for point, hook in (
+        (hookpoints.CREATE_CACHE, around_create_cache),
+        (hookpoints.OFFLOAD_NODE, around_offload_node),
+        (hookpoints.RELEASE_REQUEST, around_release_request),
+        (hookpoints.PROFILE_MEMORY, around_profile_memory),
+        (hookpoints.QUEUE_REQUEST, around_queue_request),
+        (hookpoints.ADD_ONE_REQ, around_add_one_req),
+        (hookpoints.RELEASE_REQ, around_release_req),
+        (hookpoints.RELEASE_KV, around_release_kv),
+    ):
+        registry.register(point.path, hook, kinds.AROUND)
+
+
+def around_create_cache(original: Original, ctx: Any, **kwargs: Any) -> Any:
+    """While the cache is made, the linker can ask which model and rank it serves."""
+    from sglang.srt.runtime_context import get_parallel
+
+    args = ctx.server_args
+    runner = ctx.tp_worker.model_runner
+    placement = Placement(
+        model=runner.model,
+        model_name=str(args.model_path),
+        weight_version=str(args.weight_version),
+        tp_rank=ctx.tp_rank,
+        tp_size=ctx.tp_size,
+        dp_rank=get_parallel().dp_rank or 0,
+        dp_size=args.dp_size or 1,
+        num_nodes=args.nnodes or 1,
+        chunk_tokens=ctx.params.chunked_prefill_size or args.max_prefill_tokens or 8192,
+    )
+    token = being_made(placement)
+    try:
+        return original(ctx, **kwargs)
+    finally:
+        made(token)
+
+
+def around_offload_node(original: Original, wrapper: Any, node_id: Any, transfers: Any) -> None:
+    """Tell the linker what the node follows."""
+    wrapper.cache_linker.parent_hashes = wrapper.cache.get_prefix_hash_values(node_id)
+    original(wrapper, node_id, transfers)
+
+
+def around_release_request(original: Original, wrapper: Any, rid: str) -> None:
+    """An aborted request waits for nothing any more."""
+    original(wrapper, rid)
+    linker = linker_of(wrapper.cache)
+    if linker is not None:
+        linker.forget_request(rid)
+        linker.release_reservation(rid)
+
+
+def around_profile_memory(original: Original, configurator: Any, pre_model_load_memory: Any) -> int:
+    """The device pool: the device's memory less reserve, at most ``hbm_capacity_mb``."""
+    path = settings.configured_path()
+    found: int = original(configurator, pre_model_load_memory)
+    return found if path is None else kv_budget_bytes(load_config(path), configurator.device, found)
+
+
+def around_queue_request(original: Original, scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> None:
+    """At arrival: what the request will need from NVMe starts for DRAM now."""
+    linker = linker_of(scheduler.tree_cache)
+    if linker is not None and linker.has_nvme and req.to_finish is None and req.session is None:
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.common import _req_radix_key
+
+        key = _req_radix_key(scheduler.tree_cache, req, req.origin_input_ids + req.output_ids)
+        scheduler.tree_cache.match_prefix(MatchPrefixParams(key=key, req=req))
+    original(scheduler, req, *args, **kwargs)
+
+
+def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """A request whose blocks are still on their way is passed over; those behind it are not held up."""
+    from sglang.srt.managers.schedule_policy import AddReqResult
+
+    linker = linker_of(adder.tree_cache)
+    if linker is None:
+        return original(adder, req, *args, **kwargs)
+    if linker.has_nvme and agreed(adder.tree_cache, linker.must_wait(req.rid)):
+        return AddReqResult.CONTINUE
+    if not linker.try_reserve(req.rid, len(req.origin_input_ids) + req.sampling_params.max_new_tokens):
+        return AddReqResult.OTHER
+    num_before = len(adder.can_run_list)
+    result = original(adder, req, *args, **kwargs)
+    if len(adder.can_run_list) > num_before:
+        linker.admitted(req.rid, _device_hashes(adder.tree_cache, req), len(req.full_untruncated_fill_ids))
+    elif not req.retracted_stain:  # a retracted request keeps its promise while it waits
+        linker.release_reservation(req.rid)
+    return result
+
+
+def around_release_req(original: Original, **kwargs: Any) -> bool:
+    """A retraction: the request's KV goes into the tree, and from there below, instead of being lost."""
+    linker = linker_of(kwargs["tree_cache"])
+    if linker is None:
+        return bool(original(**kwargs))
+    linker.note_retraction(kwargs["req"].rid)
+    linker.retracting = True
+    try:
+        return bool(original(**kwargs))
+    finally:
+        linker.retracting = False
+
+
+def around_release_kv(original: Original, req: Any, tree_cache: Any, *, checkpoint: bool) -> None:
+    """See ``around_release_req``."""
+    linker = linker_of(tree_cache)
+    retracted = linker is not None and linker.retracting and not req.finished() and req.to_finish is None
+    original(req, tree_cache, checkpoint=checkpoint or retracted)
+    if linker is not None and not retracted:
+        linker.release_reservation(req.rid)
+
+
+def linker_of(tree_cache: Any) -> Any:
+    """The linker behind SGLang's cache, or None if it has none of ours."""
+    from dflash2.integrations.sglang.linker import DFlash2Linker
+
+    wrapper = getattr(tree_cache, "linker", None)
+    linker = None if wrapper is None else wrapper.cache_linker
+    return linker if isinstance(linker, DFlash2Linker) else None
+
+
+def agreed(tree_cache: Any, here: bool) -> bool:
+    """True on all ranks if it is true on one. Every rank must ask."""
+    if tree_cache.tp_world_size == 1:
+        return here
+    flag = torch.tensor([int(here)], dtype=torch.int)
+    tree_cache._all_reduce_attn_groups(flag, torch.distributed.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def _device_hashes(tree_cache: Any, req: Any) -> list[str]:
+    """Hashes of the pages that the request found on the device."""
+    core = tree_cache.tree_core
+    num_pages = (req.prefix_len - req.host_loaded_length) // tree_cache.page_size
+    if req.last_node is None or num_pages <= 0:
+        return []
+    hashes = [*core.get_prefix_hash_values(req.last_node), *core.get_hash_values(req.last_node)]
+    return hashes[:num_pages]

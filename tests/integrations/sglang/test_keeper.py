@@ -1,0 +1,260 @@
+"""The keeper against real pools: what it says can be had is what was computed, whatever the engine gives up."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dflash2.build import create_runtime
+from dflash2.config import parse_config
+from dflash2.integrations.sglang.clock import TurnoverClock
+from dflash2.integrations.sglang.keeper import Keeper
+from dflash2.pools.tensor import LayerFirstPool
+from dflash2.table.keys import KeyNamespace
+from dflash2.transfer.cpu_copy import CpuCopier
+from dflash2.types import IntArray, KVLayout, Tier, Urgency
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=64, block_size=8, dtype="float32")
+NUM_PAGES = 16
+NAMESPACE = KeyNamespace("model", "1", "float32", 8)
+
+
+class Engine:
+    """Stands for SGLang: gives out the pages of its own pool and tells the keeper."""
+
+    def __init__(self, path: Path, dram_blocks: int, nvme_blocks: int) -> None:
+        shape = (NUM_PAGES * LAYOUT.block_size, 1, 64)
+        self.k = [torch.zeros(shape) for _ in range(2)]
+        self.v = [torch.zeros(shape) for _ in range(2)]
+        pool = LayerFirstPool(self.k, self.v, LAYOUT, CpuCopier())
+        self.clock = TurnoverClock(NUM_PAGES)
+        mib = 1 << 20
+        assert LAYOUT.stride_bytes * 128 == mib
+        config = parse_config(
+            f'{{"enable": true, "kv_block": {{"block_size": 8}}, "policy": {{"swap_batch_size": 4}}, "memory": '
+            f'{{"dram_capacity_mb": {-(-dram_blocks // 128)}, "nvme_capacity_mb": {-(-nvme_blocks // 128)}, '
+            f'"nvme_path": "{path}", "staging_buffer_size_mb": 1}}}}'
+        )
+        self.runtime = create_runtime(config, LAYOUT, NAMESPACE, engine_pool=pool, clock=self.clock)
+        self.keeper = Keeper(self.runtime, self.clock, NUM_PAGES)
+        self.cache = self.runtime.cache
+        table = self.cache.table
+        for tier, count in ((Tier.DRAM, dram_blocks), (Tier.NVME, nvme_blocks)):
+            surplus = table.num_free(tier) - count
+            if surplus > 0:
+                table.tiers[tier].retire(table.tiers[tier].try_take(surplus))  # smaller than a MiB
+
+    def compute(self, keys: list[int], pages: list[int], position: int = 0) -> IntArray:
+        for key, page in zip(keys, pages, strict=True):
+            self.write(page, key)
+        parent = None if position == 0 else name(keys[0] - 1)
+        return self.keeper.announce([name(key) for key in keys], parent, position, np.array(pages, np.int32))
+
+    def write(self, page: int, value: float) -> None:
+        rows = slice(page * LAYOUT.block_size, (page + 1) * LAYOUT.block_size)
+        for layer in range(2):
+            self.k[layer][rows] = value + layer / 10
+            self.v[layer][rows] = -value - layer / 10
+
+    def give_up(self, pages: list[int]) -> None:
+        self.keeper.freed(np.array(pages, np.int32))
+        for page in pages:
+            self.write(page, 999.0)
+
+    def settle(self) -> None:
+        for _ in range(200):
+            self.keeper.step(0, None)
+            if not self.cache.mover.num_in_flight:
+                break
+            self.runtime.wait(1.0)
+        self.runtime.check_integrity()
+
+    def load(self, keys: list[int], pages: list[int]) -> list[int] | None:
+        ids = self.keeper.find_in_dram([name(key) for key in keys])
+        if ids is None:
+            return None
+        watcher = Watcher()
+        self.keeper.load(ids, np.array(pages, np.int32), watcher, None)
+        while self.cache.mover.num_in_flight:
+            self.runtime.wait(1.0)
+        assert watcher.ok
+        return watcher.layers
+
+    def assert_page(self, page: int, value: float) -> None:
+        rows = slice(page * LAYOUT.block_size, (page + 1) * LAYOUT.block_size)
+        for layer in range(2):
+            assert torch.equal(self.k[layer][rows], torch.full_like(self.k[layer][rows], value + layer / 10))
+            assert torch.equal(self.v[layer][rows], torch.full_like(self.v[layer][rows], -value - layer / 10))
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+        self.ok = False
+
+    def arrived(self, layer: int) -> None:
+        self.layers.append(layer)
+
+    def ended(self, ok: bool) -> None:
+        self.ok = ok
+
+
+def name(key: int) -> bytes:
+    return key.to_bytes(32, "big")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    made = Engine(tmp_path, dram_blocks=12, nvme_blocks=128)
+    yield made
+    made.runtime.shutdown()
+
+
+def test_a_block_survives_its_page(engine: Engine) -> None:
+    engine.compute([10, 11, 12], [3, 7, 5])
+    engine.settle()
+    engine.give_up([3, 7, 5])
+    found = engine.keeper.restorable("r", [name(key) for key in (10, 11, 12, 13)])
+    assert (len(found.ids), found.num_ready) == (3, 3)
+    assert engine.load([10, 11, 12], [9, 1, 2]) == [0, 1]
+    for key, page in ((10, 9), (11, 1), (12, 2)):
+        engine.assert_page(page, key)
+
+
+def test_a_page_given_up_before_it_was_copied_is_never_offered(engine: Engine) -> None:
+    ids = engine.compute([10, 11], [3, 4])
+    engine.keeper._copy_down(ids, None)  # begun, not ended
+    engine.cache.mover.poll = lambda now: None  # type: ignore[method-assign]
+    engine.give_up([3, 4])
+    del engine.cache.mover.poll
+    engine.settle()
+    assert len(engine.keeper.restorable("r", [name(10)]).ids) == 0
+    assert engine.cache.index.get(name(10)) is None
+    assert engine.cache.table.num_used(Tier.DRAM) == 0
+
+
+def test_what_dram_cannot_hold_goes_to_nvme_and_comes_back_through_dram(engine: Engine) -> None:
+    for turn in range(6):
+        keys = [100 * turn + i for i in range(4)]
+        engine.compute(keys, [1, 2, 3, 4])
+        engine.settle()
+        engine.give_up([1, 2, 3, 4])
+    engine.settle()
+    keys = [name(i) for i in range(4)]
+    found = engine.keeper.restorable("r", keys)
+    assert len(found.ids) == 4
+    assert found.num_ready < 4
+    for _ in range(50):
+        if engine.keeper.promote(found.ids, Urgency.DEMAND) and engine.keeper.restorable("r", keys).num_ready == 4:
+            break
+        engine.runtime.wait(1.0)
+    assert engine.load([0, 1, 2, 3], [5, 6, 7, 8]) == [0, 1]
+    for key in range(4):
+        engine.assert_page(5 + key, key)
+    assert engine.cache.counters.loaded_from_nvme_blocks > 0
+
+
+def test_a_block_announced_again_elsewhere_has_one_row_and_one_page(engine: Engine) -> None:
+    first = engine.compute([10], [3])
+    assert engine.compute([10], [4]).tolist() == first.tolist()
+    engine.give_up([3])
+    engine.settle()
+    engine.give_up([4])
+    assert len(engine.keeper.restorable("r", [name(10)]).ids) == 1
+
+
+def test_a_restart_finds_what_was_on_disk(tmp_path: Path) -> None:
+    before = Engine(tmp_path, dram_blocks=12, nvme_blocks=128)
+    before.compute([10, 11], [3, 4])
+    before.settle()
+    before.runtime.shutdown()
+    after = Engine(tmp_path, dram_blocks=12, nvme_blocks=128)
+    keys = [name(10), name(11)]
+    assert len(after.keeper.restorable("r", keys).ids) == 2
+    after.keeper.promote(after.keeper.restorable("r", keys).ids, Urgency.DEMAND)
+    after.settle()
+    assert after.load([10, 11], [1, 2]) == [0, 1]
+    after.assert_page(1, 10)
+    after.assert_page(2, 11)
+    after.keeper.flush(5.0)
+    after.runtime.shutdown()
+    flushed = Engine(tmp_path, dram_blocks=12, nvme_blocks=128)
+    assert len(flushed.keeper.restorable("r", keys).ids) == 0
+    flushed.runtime.shutdown()
+
+
+def test_copies_of_blocks_that_the_engine_still_has_are_not_made_over_and_over(tmp_path: Path) -> None:
+    """DRAM smaller than the device pool: what does not earn a place there stays without a copy."""
+    engine = Engine(tmp_path, dram_blocks=6, nvme_blocks=0)
+    engine.compute(list(range(10, 20)), list(range(1, 11)))
+    engine.settle()
+    copied = engine.cache.counters.swap_out_blocks
+    for _ in range(20):
+        engine.settle()
+    assert engine.cache.counters.swap_out_blocks == copied
+    assert copied <= 8
+    engine.runtime.shutdown()
+
+
+def test_a_long_load_arrives_layer_by_layer_whatever_the_number_of_threads(engine: Engine) -> None:
+    engine.compute(list(range(10, 19)), list(range(1, 10)))
+    engine.settle()
+    engine.give_up(list(range(1, 10)))
+    assert engine.load(list(range(10, 19)), list(range(4, 13))) == [0, 1]
+    for key, page in zip(range(10, 19), range(4, 13), strict=True):
+        engine.assert_page(page, key)
+
+
+def test_expected_blocks_are_hot_until_the_request_has_them(engine: Engine) -> None:
+    ids = engine.compute([10], [3])
+    engine.settle()
+    engine.give_up([3])
+    engine.clock.advance(10 * NUM_PAGES)
+    policy, table = engine.cache.policy, engine.cache.table
+    assert policy.is_cold(table, ids, engine.clock())[0]
+    engine.keeper.restorable("r", [name(10)])
+    assert not policy.is_cold(table, ids, engine.clock())[0]
+    engine.keeper.forget_request("r")
+    assert policy.is_cold(table, ids, engine.clock())[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_walk(tmp_path: Path, seed: int) -> None:
+    """Pages come and go at any moment; whatever is loaded has the bytes that were computed."""
+    rng = random.Random(seed)
+    engine = Engine(tmp_path, dram_blocks=12, nvme_blocks=24)
+    held: dict[int, list[int]] = {}  # sequence -> pages
+    free = list(range(1, NUM_PAGES))
+    loads = 0
+    for _ in range(300):
+        sequence = rng.randrange(12)
+        keys = [1000 * sequence + i for i in range(1, 5)]
+        if sequence in held:
+            pages = held.pop(sequence)
+            engine.give_up(pages)
+            free += pages
+        elif len(free) >= 4:
+            rng.shuffle(free)
+            pages = [free.pop() for _ in range(4)]
+            found = engine.keeper.restorable("r", [name(key) for key in keys])
+            engine.keeper.promote(found.ids, Urgency.DEMAND)
+            ready = keys[: found.num_ready]
+            if ready and engine.load(ready, pages[: len(ready)]) is not None:
+                loads += 1
+                for key, page in zip(ready, pages, strict=False):
+                    engine.assert_page(page, key)
+            held[sequence] = pages
+            engine.compute(keys, pages)
+            engine.keeper.used([name(key) for key in ready], 32)
+        if rng.random() < 0.7:
+            engine.keeper.step(0, None)
+        if rng.random() < 0.1:
+            engine.settle()
+    engine.settle()
+    assert loads > 5
+    assert engine.cache.counters.demoted_to_nvme_blocks > 0
+    engine.runtime.shutdown()

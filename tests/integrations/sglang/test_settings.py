@@ -1,0 +1,123 @@
+"""Mapping of the configuration to server arguments, and what is refused, without SGLang."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dflash2.config import parse_config
+from dflash2.errors import ConfigError
+from dflash2.integrations.sglang import plugin, settings
+from dflash2.integrations.sglang.sizing import kv_budget_bytes
+
+
+@pytest.fixture(autouse=True)
+def _clean_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.VARIABLE, "")
+    monkeypatch.setattr(plugin, "_check_version", lambda: None)
+
+
+def server_args(**changed: Any) -> SimpleNamespace:
+    values: dict[str, Any] = {"page_size": None, "disaggregation_mode": "null", "pp_size": 1, "attn_dp_size": 1}
+    return SimpleNamespace(**{**values, **changed})
+
+
+def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    monkeypatch.setenv(settings.VARIABLE, str(path))
+    return path
+
+
+def refusal(args: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        plugin.apply_config(args)
+    assert ended.value.code not in (0, None)
+    return capsys.readouterr().err
+
+
+def test_enabled_switches_the_linker_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = use(tmp_path, monkeypatch, '{"enable": true, "kv_block": {"block_size": 64}}')
+    args = server_args()
+    plugin.apply_config(args)
+    assert args.page_size == 64
+    assert args.enable_unified_cache_external_linker is True
+    assert args.unified_cache_external_linker_config["linker_extra_config"] == {"path": str(path)}
+
+
+def test_nothing_configured_changes_nothing() -> None:
+    args = server_args()
+    plugin.apply_config(args)
+    assert vars(args) == vars(server_args())
+
+
+@pytest.mark.parametrize("text", ["{}", '{"enable": false}'])
+def test_not_enabled_says_so_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    use(tmp_path, monkeypatch, text)
+    args = server_args(enable_hierarchical_cache=True)
+    plugin.apply_config(args)
+    assert not hasattr(args, "enable_unified_cache_external_linker")
+    assert "DFlash2: fallback, enable is not true" in caplog.text
+    assert settings.configured_path() is None  # nor do the children hook anything
+
+
+def test_missing_file_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(settings.VARIABLE, "/nowhere/config.json")
+    assert "/nowhere/config.json" in refusal(server_args(), capsys)
+
+
+@pytest.mark.parametrize("text", ['{"enable": "true"}', '{"enable": true, "memori": {}}', "{"])
+def test_invalid_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = use(tmp_path, monkeypatch, text)
+    assert str(path) in refusal(server_args(), capsys)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"enable_hierarchical_cache": True}, "HiCache"),
+        ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm"),
+        ({"disaggregation_mode": "prefill"}, "--disaggregation-mode"),
+        ({"disable_radix_cache": True}, "--disable-radix-cache"),
+        ({"pp_size": 2}, "--pp-size"),
+    ],
+)
+def test_what_cannot_be_together_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, Any],
+    named: str,
+) -> None:
+    use(tmp_path, monkeypatch, '{"enable": true}')
+    assert named in refusal(server_args(**changed), capsys)
+
+
+def test_page_size_of_the_user_must_fit() -> None:
+    config = parse_config('{"kv_block": {"block_size": 64}}')
+    assert settings.page_size(config, None) == 64
+    assert settings.page_size(config, 64) == 64
+    assert settings.page_size(parse_config("{}"), 32) == 32
+    with pytest.raises(ConfigError, match=r"kv_block\.block_size"):
+        settings.page_size(config, 32)
+
+
+def test_flag_gives_children_the_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plugin.read_flag(None, object, SimpleNamespace(dflash2_config="config.json"))  # type: ignore[arg-type]
+    assert os.environ[settings.VARIABLE] == str(tmp_path / "config.json")
+
+
+def test_a_cpu_pool_has_the_configured_size() -> None:
+    memory = json.dumps({"memory": {"hbm_capacity_mb": 3}})
+    assert kv_budget_bytes(parse_config(memory), "cpu", 10) == 3 << 20
+    assert kv_budget_bytes(parse_config("{}"), "cpu", 10) == 10
