@@ -85,10 +85,12 @@ class Server:
             text = answer.read().decode()
         return json.loads(text) if text.startswith(("{", "[")) else text
 
-    def generate(self, token_ids: list[int], num_new: int) -> dict[str, Any]:
-        """Greedy continuation with the two best candidates of each position."""
-        sampling = {"temperature": 0, "max_new_tokens": num_new, "ignore_eos": True}
-        body = {"input_ids": token_ids, "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 2}
+    def generate(self, token_ids: list[int], num_new: int, *, logprobs: bool = True) -> dict[str, Any]:
+        """Greedy continuation, by default with the two best candidates of each position."""
+        body: dict[str, Any] = {"input_ids": token_ids}
+        body["sampling_params"] = {"temperature": 0, "max_new_tokens": num_new, "ignore_eos": True}
+        if logprobs:
+            body |= {"return_logprob": True, "top_logprobs_num": 2}
         answer: dict[str, Any] = self.post("/generate", body)
         return answer
 

@@ -31,14 +31,15 @@ def test_a_retracted_request_is_not_computed_again(
     try:
         server.wait()
         with ThreadPoolExecutor(NUM_REQUESTS) as clients:
-            together = list(clients.map(lambda prompt: server.generate(prompt, NUM_NEW), prompts))
+            together = list(clients.map(lambda prompt: server.generate(prompt, NUM_NEW, logprobs=False), prompts))
         metrics = server.metrics_of_rank("0")
         retractions = server.text().count("dflash2_swap retraction")
         assert retractions > 0
         found = sum(metrics[f"prefix_hit_tokens_total.{tier}"] for tier in ("hbm", "dram"))
-        assert found >= retractions * PROMPT_TOKENS // 2  # no prompt was sent twice: only the retracted find anything
+        # No prompt was sent twice, so only the retracted find anything: more than their prompts, their answers too.
+        assert found > retractions * PROMPT_TOKENS
         server.post("/flush_cache")
         for prompt, answer in zip(prompts, together, strict=True):
-            assert server.generate(prompt, NUM_NEW)["output_ids"] == answer["output_ids"]
+            assert server.generate(prompt, NUM_NEW, logprobs=False)["output_ids"] == answer["output_ids"]
     finally:
         server.kill()
