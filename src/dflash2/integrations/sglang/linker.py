@@ -17,7 +17,6 @@ from dflash2.integrations.sglang.build import Placement, build_keeper, fingerpri
 from dflash2.integrations.sglang.keeper import Ready
 from dflash2.integrations.sglang.keys import block_keys
 from dflash2.integrations.sglang.metrics import SchedulerMetrics
-from dflash2.integrations.sglang.swap_log import SwapLog
 from dflash2.types import IntArray, Tier, Urgency
 
 logger = logging.getLogger(__name__)
@@ -99,7 +98,6 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self.retracting = False
         """A retraction inserts nodes whose pages are wanted in the same step: they must not be locked."""
         self.num_retractions = 0
-        self._swap_log = SwapLog(runtime)
         self._metrics = SchedulerMetrics(runtime.stats(), self._placement.tp_rank)
         self._watch_frees()
         logger.info(runtime.startup_line())
@@ -188,7 +186,6 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
     def num_completed_offloads(self) -> int:
         """Nodes whose lock may go. SGLang asks once in each step, so this is where the keeper's step is done."""
         self.keeper.step(self._allocator.available_size() // self.page_size, self._ready())
-        self._swap_log.step()
         if self._metrics.is_due:
             self._metrics.write(self.keeper.runtime.stats())
         done = 0
