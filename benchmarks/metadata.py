@@ -77,7 +77,7 @@ class Bench:
         self.sequences = [self._resident(number, prompt) for number, prompt in enumerate(self.prompts)]
 
     def _resident(self, number: int, prompt: IntArray) -> Sequence:
-        sequence = self.cache.open(str(number), NAMESPACE.root(), prompt)
+        sequence = self.cache.open(str(number), NAMESPACE.root(), prompt, 0.0)
         assert self.cache.residency.try_enter(sequence, len(prompt), self.now)
         assert self.cache.residency.try_grow(sequence, len(prompt), self.now)
         self.cache.advance(sequence, prompt)

@@ -15,6 +15,7 @@ from dflash2.cache.reservation import ReservationLedger
 from dflash2.cache.sequence import Residency, Sequence
 from dflash2.errors import CapacityError, DeadlineExceeded, StorageError
 from dflash2.monitoring.swap_log import SwapLog
+from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.pools.base import BlockPool
 from dflash2.pools.nvme import NvmePool
 from dflash2.table.keys import KeyNamespace
@@ -93,6 +94,7 @@ class Runtime:
         *,
         adapter: str | None = None,
         tenant_salt: str | None = None,
+        traits: RequestTraits | None = None,
     ) -> Sequence | None:
         """Reserve blocks for a request and look up its cached prefix.
 
@@ -102,6 +104,7 @@ class Runtime:
             max_new_tokens: the most tokens that will follow.
             adapter: LoRA adapter; None for the base model.
             tenant_salt: only requests with the same salt share blocks.
+            traits: what else is known of the request; helps to predict when its blocks are used again.
 
         Returns:
             The sequence, or None if its blocks are not to be had now (nothing has changed).
@@ -114,7 +117,7 @@ class Runtime:
             self.cache.counters.reservations_refused += 1
             return None
         self.cache.counters.reservations += 1
-        return self.open_unreserved(request_id, token_ids, adapter=adapter, tenant_salt=tenant_salt)
+        return self.open_unreserved(request_id, token_ids, adapter=adapter, tenant_salt=tenant_salt, traits=traits)
 
     def has_room_for(self, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None) -> bool:
         """Whether a prompt, opened without a promise, could enter HBM now. Without effect on statistics.
@@ -126,15 +129,27 @@ class Runtime:
         return residency.fits(cached, residency.blocks_for(len(token_ids)) - len(cached))
 
     def open_unreserved(
-        self, request_id: str, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None
+        self,
+        request_id: str,
+        token_ids: IntArray,
+        *,
+        adapter: str | None = None,
+        tenant_salt: str | None = None,
+        traits: RequestTraits | None = None,
     ) -> Sequence:
         """As ``open``, without a promise: for engines that recompute when memory is short."""
-        return self.cache.open(request_id, self._namespace.root(adapter, tenant_salt), token_ids)
+        root = self._namespace.root(adapter, tenant_salt)
+        return self.cache.open(request_id, root, token_ids, self.clock(), traits)
 
-    def close(self, sequence: Sequence) -> None:
-        """End a request in whatever state it is; its full blocks stay as cache. Idempotent."""
+    def close(self, sequence: Sequence, outcome: Outcome | None = None) -> None:
+        """End a request in whatever state it is; its full blocks stay as cache. Idempotent.
+
+        Args:
+            sequence: any.
+            outcome: how the request ended, where that is known.
+        """
         if not sequence.closed:
-            self.cache.close(sequence, self.clock())
+            self.cache.close(sequence, self.clock(), outcome)
             if self.ledger.holds(sequence.request_id):
                 self.ledger.release(sequence.request_id)
 

@@ -110,7 +110,7 @@ class CacheWorld:
         if not reserved:
             return None
         self.num_opened += 1
-        request = Request(self.cache.open(name, root, ints(prompt)), every, self._blocks(len(every)))
+        request = Request(self.cache.open(name, root, ints(prompt), self.now), every, self._blocks(len(every)))
         assert request.sequence.num_tokens < len(prompt)
         self.requests.append(request)
         return request

@@ -27,7 +27,7 @@ def make(policy: PlacementPolicy, count: int = 4, now: float = START) -> tuple[P
     ids = table.try_allocate(count)
     assert ids is not None
     table.position[ids] = np.arange(count)
-    policy.on_allocate(table, ids, now)
+    policy.on_allocate(table, ids, now, None)
     return table, ids
 
 
@@ -47,7 +47,7 @@ def test_heat_lies_between_0_and_1(
         now = START
         for mask, gap in uses:
             now += gap
-            policy.on_use(table, ids[[bool(mask >> i & 1) for i in range(4)]], now)
+            policy.on_use(table, ids[[bool(mask >> i & 1) for i in range(4)]], now, None)
         policy.refresh(table, now + after)
         heat = table.heat[ids]
         assert np.isfinite(heat).all() and (heat >= 0).all() and (heat <= 1).all()
@@ -57,7 +57,7 @@ def test_one_use_gives_0_63_two_give_0_86_and_both_cool() -> None:
     policy = HeatPolicy(8, 0.8)
     table, ids = make(policy)
     assert policy.heat(table, ids, START) == pytest.approx(0.632, abs=1e-3)
-    policy.on_use(table, ids[:1], START)
+    policy.on_use(table, ids[:1], START, None)
     first, second = policy.heat(table, ids[:2], START)
     assert (first, second) == (pytest.approx(0.865, abs=1e-3), pytest.approx(0.632, abs=1e-3))
     later = policy.heat(table, ids, START + policy.horizon_s(START))
@@ -67,7 +67,7 @@ def test_one_use_gives_0_63_two_give_0_86_and_both_cool() -> None:
 def test_the_threshold_divides_cold_from_hot() -> None:
     policy = HeatPolicy(8, 0.8)
     table, ids = make(policy)
-    policy.on_use(table, ids[:2], START)
+    policy.on_use(table, ids[:2], START, None)
     assert policy.is_cold(table, ids, START).tolist() == [False, False, True, True]
     policy.cold_threshold = 0.99
     assert policy.is_cold(table, ids, START).all()
@@ -99,7 +99,7 @@ def test_more_uses_are_hotter_than_fewer_of_the_same_age() -> None:
     table, ids = make(policy)
     for count, block in enumerate(ids):
         for _ in range(count):
-            policy.on_use(table, ids[[block]], START)
+            policy.on_use(table, ids[[block]], START, None)
     assert policy.order(table, ids, 4, START + 1.0).tolist() == ids.tolist()
 
 
@@ -107,7 +107,7 @@ def test_lru_order_is_by_last_use() -> None:
     policy = LRUPolicy(8)
     table, ids = make(policy)
     for at, index in enumerate([2, 0, 3, 1]):
-        policy.on_use(table, ids[[index]], START + 1 + at)
+        policy.on_use(table, ids[[index]], START + 1 + at, None)
     assert policy.order(table, ids, 3, START + 10).tolist() == ids[[2, 0, 3]].tolist()
     assert policy.is_cold(table, ids, START + 10).all()
     policy.refresh(table, START + 10)
@@ -117,7 +117,7 @@ def test_lru_order_is_by_last_use() -> None:
 @pytest.mark.parametrize("policy", policies(), ids=["heat", "lru"])
 def test_followers_go_before_their_parents(policy: PlacementPolicy) -> None:
     table, ids = make(policy)
-    policy.on_use(table, ids, START + 1)
+    policy.on_use(table, ids, START + 1, None)
     assert policy.order(table, ids, 4, START + 5).tolist() == ids[::-1].tolist()
     table.next_use[ids] = START + 50
     assert policy.order(table, ids, 4, START + 5).tolist() == ids[::-1].tolist()
@@ -128,7 +128,7 @@ def test_an_empty_table_is_no_problem(policy: PlacementPolicy) -> None:
     table = PageTable({Tier.HBM: 2})
     nothing = np.empty(0, np.int32)
     policy.refresh(table, START)
-    policy.on_use(table, nothing, START)
+    policy.on_use(table, nothing, START, None)
     assert len(policy.order(table, nothing, 3, START)) == 0
     assert len(policy.is_cold(table, nothing, START)) == 0
 

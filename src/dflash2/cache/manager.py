@@ -15,7 +15,7 @@ from dflash2.cache.sequence import Residency, Sequence
 from dflash2.errors import IntegrityError
 from dflash2.monitoring.computed_keys import ComputedKeys
 from dflash2.monitoring.counters import CacheCounters
-from dflash2.policy.base import PlacementPolicy
+from dflash2.policy.base import Outcome, PlacementPolicy, RequestTraits
 from dflash2.table.keys import chain, next_key
 from dflash2.table.page_table import BlockState, PageTable
 from dflash2.table.prefix_index import PrefixIndex
@@ -90,15 +90,20 @@ class CacheManager:
         """Ids of the cached prefix blocks of a prompt, without any effect on statistics."""
         return self.index.longest_prefix(self._reusable_keys(root, token_ids))
 
-    def open(self, request_id: str, root: bytes, token_ids: IntArray) -> Sequence:
+    def open(
+        self, request_id: str, root: bytes, token_ids: IntArray, now: float, traits: RequestTraits | None = None
+    ) -> Sequence:
         """Start a sequence with the longest cached prefix of its prompt (at least one token is left to compute).
 
         Args:
             request_id: unique among the open ones.
             root: ``KeyNamespace.root(...)``.
             token_ids: int32 ``[n]``, the prompt.
+            now: seconds.
+            traits: what else is known of the request; told to the policy.
         """
         keys = self._reusable_keys(root, token_ids)
+        self.policy.on_arrival(request_id, traits or RequestTraits(num_prompt_tokens=len(token_ids)), keys, now)
         ids = self.index.longest_prefix(keys)
         num_cached = len(ids) * self.block_size
         sequence = Sequence(request_id, root, ids, keys=keys[: len(ids)], num_cached_tokens=num_cached)
@@ -150,11 +155,18 @@ class CacheManager:
         self._open.add(twin)
         return twin
 
-    def close(self, sequence: Sequence, now: float) -> None:
-        """End a sequence in whatever state it is. Published blocks stay as cache. Idempotent."""
+    def close(self, sequence: Sequence, now: float, outcome: Outcome | None = None) -> None:
+        """End a sequence in whatever state it is. Published blocks stay as cache. Idempotent.
+
+        Args:
+            sequence: any.
+            now: seconds.
+            outcome: how the request ended, where the engine knows; told to the policy.
+        """
         if sequence.closed:
             return
         self.residency.leave(sequence, now)
+        self.policy.on_finish(sequence.request_id, outcome, now)
         self._release_from(sequence, 0)
         self._open.discard(sequence)
         sequence.closed = True

@@ -72,7 +72,7 @@ class ResidencyManager:
         growth = self._growth_blocks(sequence, growth_tokens)
         if not self.fits(ids, growth):
             return False
-        self._note_use(ids, now)
+        self._note_use(ids, now, sequence.request_id)
         table.pin(ids)
         sequence.growth_blocks = growth
         self.num_promised += growth
@@ -148,7 +148,7 @@ class ResidencyManager:
                 return False
             sequence.growth_blocks -= freed
             self.num_promised -= freed
-            self._note_use(ids, now)
+            self._note_use(ids, now, sequence.request_id)
             table.pin(ids)
             sequence.residency = Residency.ENTERING
             sequence.entered_s = now
@@ -175,7 +175,7 @@ class ResidencyManager:
         if count > sequence.growth_blocks and not self.try_extend(sequence, num_new_tokens):
             return False
         if count:
-            new = self._try_new_blocks(count, now)
+            new = self._try_new_blocks(count, now, sequence.request_id)
             if new is None:
                 return False
             if shared_tail:
@@ -187,7 +187,7 @@ class ResidencyManager:
         self._mark_written(sequence, num_new_tokens)
         return True
 
-    def _note_use(self, ids: IntArray, now: float) -> None:
+    def _note_use(self, ids: IntArray, now: float, request_id: str) -> None:
         """These existing blocks are needed in HBM now."""
         in_hbm = self._table.has(ids, Tier.HBM)
         self._counters.used_blocks += len(ids)
@@ -195,7 +195,7 @@ class ResidencyManager:
         self._prefetcher.note_needed(ids)
         self._regret.note_needed(ids[~in_hbm], now)
         self._table.next_use[ids] = np.inf
-        self._policy.on_use(self._table, ids, now)
+        self._policy.on_use(self._table, ids, now, request_id)
 
     def _growth_blocks(self, sequence: Sequence, num_new_tokens: int) -> int:
         more = self.blocks_for(sequence.num_tokens + num_new_tokens) - len(sequence.block_ids)
@@ -211,7 +211,7 @@ class ResidencyManager:
             return False
         return bool(self._table.ref_count[sequence.block_ids[tail]] > 1)
 
-    def _try_new_blocks(self, count: int, now: float) -> IntArray | None:
+    def _try_new_blocks(self, count: int, now: float, request_id: str) -> IntArray | None:
         """OPEN, pinned blocks in HBM; None and no change if slots or rows are not free yet."""
         table = self._table
         if not self._room.make(Tier.HBM, count, now) or not self._room.make_rows(count, now):
@@ -223,7 +223,7 @@ class ResidencyManager:
         table.settle(ids, Tier.HBM)
         table.ref_count[ids] = 1
         table.pin(ids)
-        self._policy.on_allocate(table, ids, now)
+        self._policy.on_allocate(table, ids, now, request_id)
         return ids
 
     def _append(self, sequence: Sequence, new: IntArray) -> None:

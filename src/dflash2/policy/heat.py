@@ -7,13 +7,17 @@ process whose rate is the decayed count of past uses over the horizon. One use t
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.policy.horizon import TurnoverHorizon
 from dflash2.policy.ranking import smallest_first
 from dflash2.table.page_table import PageTable
-from dflash2.types import BoolArray, FloatArray, IntArray
+from dflash2.types import BoolArray, FloatArray, IntArray, Tier
 
 HEAT_AT_HORIZON = 0.8
 """Heat of a block whose next use is known to lie exactly one horizon away: the default threshold."""
@@ -36,11 +40,11 @@ class HeatPolicy:
     def horizon_s(self, now: float) -> float:
         return self._turnover.seconds(now)
 
-    def on_use(self, table: PageTable, ids: IntArray, now: float) -> None:
+    def on_use(self, table: PageTable, ids: IntArray, now: float, request_id: str | None) -> None:
         table.use_count[ids] = self._decayed_count(table, ids, now) + 1.0
         table.last_use[ids] = now
 
-    def on_allocate(self, table: PageTable, ids: IntArray, now: float) -> None:
+    def on_allocate(self, table: PageTable, ids: IntArray, now: float, request_id: str | None) -> None:
         self._turnover.note(len(ids), now)
         table.use_count[ids] = 1.0
         table.last_use[ids] = now
@@ -63,6 +67,24 @@ class HeatPolicy:
     def order(self, table: PageTable, ids: IntArray, count: int, now: float) -> IntArray:
         heat = self.heat(table, ids, now).astype(np.float64)
         return smallest_first(ids, heat, table.position[ids], count)
+
+    def on_arrival(self, request_id: str, traits: RequestTraits, keys: Sequence[Hashable], now: float) -> None:
+        pass
+
+    def on_finish(self, request_id: str, outcome: Outcome | None, now: float) -> None:
+        pass
+
+    def worth_storing(self, table: PageTable, ids: IntArray, tier: Tier, now: float) -> BoolArray:
+        return np.ones(len(ids), np.bool_)
+
+    def explain(self, table: PageTable, block_id: int, now: float) -> dict[str, Any]:
+        return {"policy": self.name, "age_s": now - float(table.last_use[block_id])}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
 
     def _decayed_count(self, table: PageTable, ids: IntArray, now: float) -> npt.NDArray[np.float64]:
         age = np.maximum(now - table.last_use[ids], 0.0)

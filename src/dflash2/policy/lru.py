@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import Any
+
 import numpy as np
 
+from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.policy.horizon import TurnoverHorizon
 from dflash2.policy.ranking import smallest_first
 from dflash2.table.page_table import PageTable
-from dflash2.types import BoolArray, IntArray
+from dflash2.types import BoolArray, IntArray, Tier
 
 
 class LRUPolicy:
@@ -22,10 +26,10 @@ class LRUPolicy:
     def horizon_s(self, now: float) -> float:
         return self._turnover.seconds(now)
 
-    def on_use(self, table: PageTable, ids: IntArray, now: float) -> None:
+    def on_use(self, table: PageTable, ids: IntArray, now: float, request_id: str | None) -> None:
         table.last_use[ids] = now
 
-    def on_allocate(self, table: PageTable, ids: IntArray, now: float) -> None:
+    def on_allocate(self, table: PageTable, ids: IntArray, now: float, request_id: str | None) -> None:
         self._turnover.note(len(ids), now)
         table.last_use[ids] = now
 
@@ -41,3 +45,21 @@ class LRUPolicy:
 
     def order(self, table: PageTable, ids: IntArray, count: int, now: float) -> IntArray:
         return smallest_first(ids, table.last_use[ids], table.position[ids], count)
+
+    def on_arrival(self, request_id: str, traits: RequestTraits, keys: Sequence[Hashable], now: float) -> None:
+        pass
+
+    def on_finish(self, request_id: str, outcome: Outcome | None, now: float) -> None:
+        pass
+
+    def worth_storing(self, table: PageTable, ids: IntArray, tier: Tier, now: float) -> BoolArray:
+        return np.ones(len(ids), np.bool_)
+
+    def explain(self, table: PageTable, block_id: int, now: float) -> dict[str, Any]:
+        return {"policy": self.name, "age_s": now - float(table.last_use[block_id])}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass

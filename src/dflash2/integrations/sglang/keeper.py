@@ -99,7 +99,7 @@ class Keeper:
         self._clock.advance(len(rows))
         now = self._clock()
         self._table.state[rows] = BlockState.SEALED
-        self._cache.policy.on_allocate(self._table, rows, now)
+        self._cache.policy.on_allocate(self._table, rows, now, None)
         self._move_in(ids, pages)
         for index in np.flatnonzero(new).tolist():
             before = parent if index == 0 else keys[index - 1]
@@ -137,7 +137,7 @@ class Keeper:
         self._cache.prefetcher.note_needed(ids)
         self._cache.regret.note_needed(ids[~table.has(ids, Tier.HBM)], self._clock())
         table.next_use[ids] = np.inf
-        self._cache.policy.on_use(table, ids, self._clock())
+        self._cache.policy.on_use(table, ids, self._clock(), None)
 
     # -- asked by the engine -------------------------------------------------------------------------------------
 
