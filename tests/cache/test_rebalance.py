@@ -67,6 +67,23 @@ def test_what_is_not_cold_stays_whatever_the_watermark_says(world: CacheWorld) -
     world.check()
 
 
+def test_nobody_looks_for_cold_blocks_again_before_something_has_changed(world: CacheWorld) -> None:
+    request = sitting(world, 1, 9)
+    world.cache.policy.cold_threshold = 0.5
+    looks: list[int] = []
+    is_cold = world.cache.policy.is_cold
+    world.cache.policy.is_cold = lambda table, ids, now: (looks.append(len(ids)), is_cold(table, ids, now))[1]  # type: ignore[method-assign]
+    rounds(world, 5)
+    assert looks == [9]
+    world.clock.advance(1.5)  # heat is computed again: a second look
+    rounds(world, 5)
+    assert len(looks) == 2
+    assert world.try_enter(request, 0)
+    world.leave(request)  # it may be moved now
+    rounds(world, 5)
+    assert len(looks) == 3
+
+
 def test_the_threshold_can_be_changed_while_running(world: CacheWorld) -> None:
     sitting(world, 1, 9)
     world.cache.policy.cold_threshold = 0.1

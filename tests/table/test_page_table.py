@@ -34,11 +34,28 @@ def ids(table: PageTable) -> IntArray:
     return new
 
 
-def test_a_row_takes_at_most_64_bytes(table: PageTable) -> None:
+def test_a_row_takes_at_most_64_bytes() -> None:
+    """With an eighth of the blocks in HBM; the list of HBM slots counts as well."""
+    table = PageTable({Tier.HBM: 1_000, Tier.DRAM: 3_000, Tier.NVME: 4_000})
     columns = [value for value in vars(table).values() if isinstance(value, np.ndarray)]
-    assert len(columns) >= 14
-    assert table.bytes_per_row == sum(column.nbytes for column in columns) // table.num_rows
+    assert len(columns) >= 15
+    assert table.bytes_per_row * table.num_rows >= sum(column.nbytes for column in columns)
     assert table.bytes_per_row <= 64
+
+
+def test_blocks_on_a_tier_are_those_with_a_complete_copy(table: PageTable, ids: IntArray) -> None:
+    assert sorted(table.on_tier(Tier.HBM).tolist()) == sorted(ids.tolist())
+    # A slot that changes hands belongs to the new block alone, and that only when it has arrived.
+    old = table.slots_of(ids[:1], Tier.HBM).copy()
+    table.drop(ids[:1], Tier.HBM)
+    other = table.try_allocate(1)
+    slots = table.tiers[Tier.HBM].try_take(1)
+    assert other is not None and slots is not None and slots.tolist() == old.tolist()
+    table.place(other, Tier.HBM, slots)
+    assert table.on_tier(Tier.HBM).tolist() == ids[1:].tolist()
+    table.settle(other, Tier.HBM)
+    assert sorted(table.on_tier(Tier.HBM).tolist()) == sorted([*ids[1:].tolist(), *other.tolist()])
+    assert table.on_tier(Tier.DRAM).tolist() == []
 
 
 def test_there_is_a_row_for_every_slot(table: PageTable) -> None:

@@ -48,6 +48,8 @@ class Rebalancer:
         self._next_refresh = -np.inf
         self._draining: set[Tier] = set()
         """Tiers that have been above their high watermark and not yet at their low one."""
+        self._all_hot: dict[Tier, tuple[float, int, int]] = {}
+        """Tiers where nothing was cold, and under which circumstances: until these change nobody looks again."""
 
     def run(self, leaving_next: IntArray, now: float) -> None:
         """One round.
@@ -59,6 +61,7 @@ class Rebalancer:
         if now >= self._next_refresh:
             self._next_refresh = now + self.refresh_interval_s
             self._refresh(now)
+            self._all_hot.clear()
         for tier in self._tiers:
             self._demote_cold(tier, now)
         self._copy_early(leaving_next, now)
@@ -86,7 +89,9 @@ class Rebalancer:
         cache = self._cache
         table = cache.table
         wanted = self._surplus(tier)
-        if not wanted:
+        num_used = 0 if tier is Tier.HBM else table.num_used(tier)  # what is new in HBM is pinned
+        circumstances = (cache.policy.cold_threshold, table.num_unpins, num_used)
+        if not wanted or self._all_hot.get(tier) == circumstances:
             return
         idle = cache.room.idle(tier)
         cold = idle[cache.policy.is_cold(table, idle, now)]
@@ -95,6 +100,7 @@ class Rebalancer:
         victims = cache.policy.order(table, cold, min(wanted, cache.mover.batch_blocks), now)
         if not len(victims):
             self._draining.discard(tier)  # all is hot: wait until the high watermark is passed again
+            self._all_hot[tier] = circumstances
             return
         if tier is Tier.HBM:
             # Those without a copy of their own cost as much when they come back: they count for the guard as well.

@@ -75,11 +75,16 @@ class PageTable:
         self._rows = SlotAllocator(rows)
         self.num_pinned = 0
         """Distinct blocks with ``pin_count > 0``."""
+        self.num_unpins = 0
+        """Calls of ``unpin`` so far: blocks that could not be moved before perhaps can since the last one."""
+        self._hbm_holder: IntArray = np.zeros(self.tiers[Tier.HBM].num_slots, np.int32)
+        """For each HBM slot the block bound to it last; true only if that block says so as well."""
 
     @property
     def bytes_per_row(self) -> int:
+        """All columns, and the list of what HBM slots hold, over the rows; rounded up."""
         columns = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
-        return sum(column.itemsize * (column.shape[1] if column.ndim > 1 else 1) for column in columns)
+        return -(-sum(column.nbytes for column in columns) // max(1, self.num_rows))
 
     @property
     def num_free_rows(self) -> int:
@@ -105,7 +110,14 @@ class PageTable:
         return there
 
     def on_tier(self, tier: Tier) -> IntArray:
-        """Ids of all blocks with a complete copy on ``tier``."""
+        """Ids of all blocks with a complete copy on ``tier``; for HBM in the order of their slots.
+
+        HBM is looked through at nearly each step, and is a small part of the rows.
+        """
+        if tier is Tier.HBM:
+            ids = self._hbm_holder
+            at_home = self.has(ids, tier) & (self.slot[ids, tier] == np.arange(len(ids)))
+            return ids[at_home]
         return np.flatnonzero(self.present & TIER_BIT[tier]).astype(np.int32)
 
     def slots_of(self, ids: IntArray, tier: Tier) -> IntArray:
@@ -135,6 +147,8 @@ class PageTable:
         """Bind slots to blocks that are about to be copied to ``tier``; nothing is readable there yet."""
         self.slot[ids, tier] = slots
         self.arriving[ids] |= TIER_BIT[tier]
+        if tier is Tier.HBM:
+            self._hbm_holder[slots] = ids
 
     def settle(self, ids: IntArray, tier: Tier) -> None:
         """The copies on ``tier`` are complete and may be read."""
@@ -157,6 +171,7 @@ class PageTable:
         self.pin_count[ids] += 1
 
     def unpin(self, ids: IntArray) -> None:
+        self.num_unpins += 1
         self.pin_count[ids] -= 1
         self.num_pinned -= int(np.count_nonzero(self.pin_count[ids] == 0))
 
@@ -176,3 +191,6 @@ class PageTable:
         for tier, allocator in self.tiers.items():
             holders = np.flatnonzero((self.present | self.arriving) & TIER_BIT[tier])
             allocator.check_integrity(self.slot[holders, tier])
+        in_hbm = np.flatnonzero(self.present & TIER_BIT[Tier.HBM])
+        if not np.array_equal(np.sort(self.on_tier(Tier.HBM)), in_hbm):
+            raise IntegrityError("the list of what HBM slots hold is wrong")
