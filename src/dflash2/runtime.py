@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,8 @@ class Runtime:
         self._namespace = namespace
         self._swap_log = SwapLog(parts.cache.table, parts.cache.counters, time.monotonic())
         self._closed = False
+        self._holders: Counter[str] = Counter()
+        """How many open sequences live on each promise."""
 
     @property
     def can_swap(self) -> bool:
@@ -92,17 +95,19 @@ class Runtime:
         token_ids: IntArray,
         max_new_tokens: int,
         *,
+        num_branches: int = 1,
         adapter: str | None = None,
         tenant_salt: str | None = None,
         traits: RequestTraits | None = None,
     ) -> Sequence | None:
-        """Reserve blocks for a request and look up its cached prefix.
+        """Reserve blocks for a request, for all its branches or not at all, and look up its cached prefix.
 
         Args:
             request_id: unique among the open requests.
             token_ids: int32 ``[n]``, the prompt.
-            max_new_tokens: the most tokens that will follow.
-            adapter: LoRA adapter; None for the base model.
+            max_new_tokens: the most tokens that will follow, in each branch.
+            num_branches: sequences that ``fork`` will make of it, itself included.
+            adapter: identity of a LoRA adapter's weights; None for the base model.
             tenant_salt: only requests with the same salt share blocks.
             traits: what else is known of the request; helps to predict when its blocks are used again.
 
@@ -112,12 +117,34 @@ class Runtime:
         Raises:
             RequestTooLarge: they never will be.
         """
-        needed = self.cache.residency.blocks_for(len(token_ids) + max_new_tokens)
+        _, needed = self.needed_blocks(len(token_ids), max_new_tokens, num_branches)
         if not self.ledger.try_reserve(request_id, needed):
             self.cache.counters.reservations_refused += 1
             return None
         self.cache.counters.reservations += 1
-        return self.open_unreserved(request_id, token_ids, adapter=adapter, tenant_salt=tenant_salt, traits=traits)
+        sequence = self.open_unreserved(request_id, token_ids, adapter=adapter, tenant_salt=tenant_salt, traits=traits)
+        self._note_promise(sequence, request_id)
+        return sequence
+
+    def needed_blocks(self, num_prompt_tokens: int, max_new_tokens: int, num_branches: int = 1) -> tuple[int, int]:
+        """Blocks that one branch has at its end, and that all have together: they share the prompt's full blocks."""
+        one = self.cache.residency.blocks_for(num_prompt_tokens + max_new_tokens)
+        shared = num_prompt_tokens // self.layout.block_size
+        return one, shared + num_branches * (one - shared)
+
+    def fork(self, sequence: Sequence, request_id: str) -> Sequence:
+        """A second sequence with the same past and under the same promise, paused.
+
+        They share every block. The last one, where it is not full, is copied by the first of them that writes to it.
+
+        Args:
+            sequence: open; its blocks may be on any tier.
+            request_id: of the new one; unique among the open ones.
+        """
+        twin = self.cache.fork(sequence, request_id)
+        if sequence.promise is not None:
+            self._note_promise(twin, sequence.promise)
+        return twin
 
     def has_room_for(self, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None) -> bool:
         """Whether a prompt, opened without a promise, could enter HBM now. Without effect on statistics.
@@ -150,8 +177,8 @@ class Runtime:
         """
         if not sequence.closed:
             self.cache.close(sequence, self.clock(), outcome)
-            if self.ledger.holds(sequence.request_id):
-                self.ledger.release(sequence.request_id)
+            if sequence.promise is not None:
+                self._release_promise(sequence.promise)
 
     def join_prefix(self, sequence: Sequence, token_ids: IntArray) -> bytes | None:
         """Before a prompt is computed further: take over what others have computed of it since ``open``.
@@ -324,6 +351,17 @@ class Runtime:
         self._transfer.close(timeout_s)
         for pool in self.pools.values():
             pool.close()
+
+    def _note_promise(self, sequence: Sequence, promise: str) -> None:
+        sequence.promise = promise
+        self._holders[promise] += 1
+
+    def _release_promise(self, promise: str) -> None:
+        """One holder is done; the last gives it back."""
+        self._holders[promise] -= 1
+        if not self._holders[promise]:
+            del self._holders[promise]
+            self.ledger.release(promise)
 
     def _try_prepare(self, sequence: Sequence, num_new: int) -> bool:
         now = self.clock()

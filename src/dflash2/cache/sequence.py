@@ -35,6 +35,7 @@ class Sequence:
         growth_blocks: HBM blocks promised to it while it is pinned, not taken yet.
         num_cached_tokens: prompt tokens that were found when it was opened.
         entered_s: when it began to enter, for the deadline.
+        promise: id of the reservation that it lives on, the same for all its forks; None if it has none.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class Sequence:
     growth_blocks: int = 0
     num_cached_tokens: int = 0
     entered_s: float = 0.0
+    promise: str | None = None
     closed: bool = False
     num_tokens: int = 0
     """Tokens whose KV exists."""
