@@ -4,10 +4,12 @@ DFlash2Error
 ├── ConfigError          the configuration file: says the JSON path and what to write instead
 ├── StorageError         a tier cannot be built or used: path, permission, space, owner, format
 ├── CapacityError        there is not enough room
-│   └── RequestTooLarge  and there never will be: the request is larger than the whole
+│   ├── RequestTooLarge  and there never will be: the request is larger than the whole
+│   └── QueueFull        nor in the queue for it: come back later
 ├── RequestError         a request that cannot be served as asked: names the field
 ├── ModelError           a model that cannot be loaded or is not supported
 ├── DeadlineExceeded     a bounded wait came to its end
+├── EngineStopped        the engine is dead, shutting down or closed
 └── IntegrityError       an invariant does not hold; found by ``check_integrity()``
 """
 
@@ -43,6 +45,19 @@ class RequestTooLarge(CapacityError):
     """The request is larger than the whole and is refused at once."""
 
 
+class QueueFull(CapacityError):
+    """So many requests wait already that another one is refused at once.
+
+    Args:
+        message: how many wait, and what to do.
+        retry_after_s: when it is worth trying again, as far as can be told.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class RequestError(DFlash2Error):
     """A request that cannot be served as asked.
 
@@ -61,7 +76,20 @@ class ModelError(DFlash2Error):
 
 
 class DeadlineExceeded(DFlash2Error):
-    """A bounded wait came to its end."""
+    """A bounded wait came to its end.
+
+    Args:
+        message: what was waited for.
+        retry_after_s: when it is worth trying again, as far as can be told.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineStopped(DFlash2Error):
+    """The engine is dead, shutting down or closed; no request can be served by it any more."""
 
 
 class IntegrityError(DFlash2Error):

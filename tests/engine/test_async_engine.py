@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tests.engine.fake_engine import Failed, FakeEngine, says
 
-from dflash2.engine.async_engine import AsyncEngine, EngineState, EngineStopped
+from dflash2.engine.async_engine import AsyncEngine, EngineState
 from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
 from dflash2.engine.sampling import SamplingParams
-from dflash2.errors import RequestError, RequestTooLarge
+from dflash2.errors import EngineStopped, RequestError, RequestTooLarge
 
 
 def request(name: str = "r", tokens: tuple[int, ...] = (1, 2, 3), max_tokens: int = 5) -> GenerationRequest:
@@ -329,3 +329,11 @@ def test_statistics_are_taken_once_for_all_who_ask() -> None:
         assert fake.num_stats == before + 2
 
     run(fake, use)
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"), [(FinishReason.TIMEOUT, None), (FinishReason.ERROR, None), (FinishReason.STOP, OSError())]
+)
+def test_an_output_that_failed_says_why(reason: FinishReason, error: Exception | None) -> None:
+    with pytest.raises(ValueError, match="an output with"):
+        TokenOutput("r", None, reason, 3, 0, error)

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -13,8 +14,9 @@ import pytest
 from tests.engine.fake_engine import Failed, FakeEngine, says
 from tests.server.harness import MODEL, PATIENCE_S, RunningServer, serving, until
 
+from dflash2.engine import async_engine
 from dflash2.engine.base import FinishReason
-from dflash2.errors import DeadlineExceeded, RequestError
+from dflash2.errors import DeadlineExceeded, QueueFull, RequestError
 
 A, B = ord("a"), ord("b")
 ENDLESS = {"model": MODEL, "prompt": "abc", "max_tokens": 10**6}
@@ -65,15 +67,42 @@ def test_leaving_disturbs_nobody_else(slow_server: RunningServer, slow: FakeEngi
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("error", [DeadlineExceeded("no room within 30 s"), None])
-def test_not_admitted_in_time(stream: bool, error: Exception | None) -> None:
+def test_not_admitted_in_time(stream: bool) -> None:
+    error = DeadlineExceeded("no room within 30 s", retry_after_s=12.3)
     with serving(FakeEngine(says(Failed(error, FinishReason.TIMEOUT)))) as server, server.client() as client:
         with pytest.raises(openai.InternalServerError) as caught:
             client.completions.create(model=MODEL, prompt="x", stream=stream)
         assert caught.value.status_code == 503
         assert caught.value.code == "overloaded"
-        assert int(caught.value.response.headers["retry-after"]) >= 1
-        assert str(error or "not admitted") in caught.value.message
+        assert caught.value.response.headers["retry-after"] == "13"
+        assert str(error) in caught.value.message
+
+
+def test_a_full_queue_is_429_with_the_time_to_come_back() -> None:
+    fake = FakeEngine(refuse=lambda request: QueueFull("9 requests wait already", retry_after_s=4.0))
+    with serving(fake) as server:
+        answer = server.post("/v1/completions", {"model": MODEL, "prompt": "x"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+    assert answer.headers["retry-after"] == "4"
+    assert answer.json()["error"]["message"] == "9 requests wait already"
+
+
+def test_health_notices_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine(gate=threading.Event())
+    monkeypatch.setattr(async_engine, "STATS_PATIENCE_S", 0.01)
+    with serving(fake) as server, ThreadPoolExecutor() as pool:
+        assert server.get("/health").json() == {"status": "ok"}
+        waiting = pool.submit(server.post, "/v1/completions", {"model": MODEL, "prompt": "x", "max_tokens": 2})
+        until(lambda: bool(fake.added))
+        assert server.get("/health").status_code == 200
+        monkeypatch.setattr(async_engine, "STALL_S", 0.0)
+        until(lambda: server.get("/health").status_code == 503)
+        assert server.get("/health").json()["status"] == "stalled"
+        assert server.get("/metrics").status_code == 200  # with what was known last
+        monkeypatch.setattr(async_engine, "STALL_S", 120.0)
+        fake.gate.set()
+        assert waiting.result().status_code == 200
+        assert server.get("/health").json() == {"status": "ok"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

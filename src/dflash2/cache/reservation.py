@@ -8,6 +8,9 @@ from dflash2.errors import IntegrityError, RequestTooLarge
 class ReservationLedger:
     """All promises together never exceed what all tiers hold; each is given all or nothing and released once.
 
+    A running request's blocks may be promised on any tier: what a step reads is brought to HBM before it. So a promise
+    has two bounds: all of them together fit all tiers, and each alone fits HBM.
+
     Args:
         num_blocks: blocks that all tiers together hold.
         largest: the most blocks one request may need: they must fit HBM at the same time.
@@ -22,6 +25,11 @@ class ReservationLedger:
     @property
     def num_promised(self) -> int:
         return self._total
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that may still be promised; 0 while the tiers hold less than was promised before they shrank."""
+        return max(0, self.num_blocks - self._total)
 
     @property
     def num_requests(self) -> int:
@@ -46,23 +54,73 @@ class ReservationLedger:
 
         Raises:
             RequestTooLarge: see ``check_size``.
+            IntegrityError: the request has a promise already.
         """
         self.check_size(count)
         if request_id in self._promised:
             raise IntegrityError(f"request {request_id} has a reservation already")
-        if self._total + count > self.num_blocks:
+        if count > self.num_free:
             return False
         self._promised[request_id] = count
         self._total += count
         return True
 
+    def try_extend(self, request_id: str, count: int) -> bool:
+        """Raise the request's promise to ``count`` blocks; no effect if it is that large already.
+
+        Returns:
+            False, and no change, if the difference is not to be had now.
+
+        Raises:
+            RequestTooLarge: see ``check_size``.
+            IntegrityError: the request has no promise.
+        """
+        self.check_size(count)
+        more = count - self.promised_to(request_id)
+        if more > self.num_free:
+            return False
+        if more > 0:
+            self._promised[request_id] += more
+            self._total += more
+        return True
+
+    def give_back(self, request_id: str, count: int) -> int:
+        """Lower the request's promise to ``count`` blocks; no effect if it is that small already.
+
+        Returns:
+            Blocks given back.
+
+        Raises:
+            IntegrityError: the request has no promise.
+        """
+        freed = max(0, self.promised_to(request_id) - count)
+        self._promised[request_id] -= freed
+        self._total -= freed
+        return freed
+
     def holds(self, request_id: str) -> bool:
         """The request has a promise."""
         return request_id in self._promised
 
+    def promised_to(self, request_id: str) -> int:
+        """Blocks promised to the request.
+
+        Raises:
+            IntegrityError: it has no promise.
+        """
+        count = self._promised.get(request_id)
+        if count is None:
+            raise IntegrityError(f"request {request_id} has no reservation")
+        return count
+
     def release(self, request_id: str) -> None:
-        """Give the promise back. The request must have one."""
-        self._total -= self._promised.pop(request_id)
+        """Give the whole promise back.
+
+        Raises:
+            IntegrityError: the request has none; every promise is released exactly once.
+        """
+        self._total -= self.promised_to(request_id)
+        del self._promised[request_id]
 
     def shrink(self, num_blocks: int) -> None:
         """The tiers hold less than before (retired slots); promises given stay."""
@@ -72,3 +130,5 @@ class ReservationLedger:
         """Raise IntegrityError if the total is not the sum of the promises."""
         if self._total != sum(self._promised.values()):
             raise IntegrityError("promised blocks do not add up")
+        if any(count < 0 for count in self._promised.values()):
+            raise IntegrityError("a promise is negative")

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from dflash2.engine.base import Engine, GenerationRequest, TokenOutput
-from dflash2.errors import CapacityError, DFlash2Error, ModelError, RequestError
+from dflash2.errors import CapacityError, EngineStopped, ModelError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -21,10 +21,10 @@ EMPTY_STEP_PAUSE_S = 0.001
 """Pause after a step that did nothing (every request waits for admission or for a transfer), so as not to spin."""
 STOP_TIMEOUT_S = 10.0
 """How long ``close()`` waits for the step that is under way."""
-
-
-class EngineStopped(DFlash2Error):
-    """The engine is dead, shutting down or closed; no request can be served by it any more."""
+STALL_S = 120.0
+"""A step that takes longer hangs: the longest chunk of a prompt takes seconds."""
+STATS_PATIENCE_S = 2.0
+"""How long somebody who asks for statistics waits for the step that is under way."""
 
 
 class EngineState(Enum):
@@ -69,6 +69,8 @@ class AsyncEngine:
         self._refused: list[tuple[str, Exception]] = []
         self._last_idle_s = 0.0
         self._stalled = False
+        self._turn_began_s: float | None = None
+        """Written by the thread, read by anybody: when the turn that is under way began."""
         self._thread = threading.Thread(target=self._run, name="dflash2-engine", daemon=True)
 
     @property
@@ -80,6 +82,15 @@ class AsyncEngine:
     def failure(self) -> Exception | None:
         """What killed the engine, if it is dead."""
         return self._failure
+
+    @property
+    def stalled_for_s(self) -> float | None:
+        """How long the step that is under way has taken, if that is more than ``STALL_S``."""
+        began = self._turn_began_s
+        if began is None or self._state not in (EngineState.RUNNING, EngineState.CLOSING):
+            return None
+        taken = time.monotonic() - began
+        return taken if taken > STALL_S else None
 
     @property
     def num_running(self) -> int:
@@ -125,13 +136,16 @@ class AsyncEngine:
                 self._drained.set()
 
     async def stats(self) -> dict[str, Any]:
-        """The engine's statistics, taken between two steps; the last known ones once it stopped."""
+        """The engine's statistics, taken between two steps.
+
+        The last known ones once it stopped, or where the step under way takes longer than ``STATS_PATIENCE_S``.
+        """
         if self._state in (EngineState.RUNNING, EngineState.CLOSING):
             waiter: asyncio.Future[dict[str, Any]] = self._loop.create_future()
             self._stats_waiters.append(waiter)
             if len(self._stats_waiters) == 1:
                 self._submit(self._take_stats)
-            await waiter
+            await asyncio.wait([waiter], timeout=STATS_PATIENCE_S)
         return self._last_stats
 
     async def close(self, timeout_s: float) -> bool:
@@ -243,8 +257,13 @@ class AsyncEngine:
             return not self._stopping
 
     def _turn(self) -> None:
-        self._run_commands()
         now = time.monotonic()
+        self._turn_began_s = now
+        self._work(now)
+        self._turn_began_s = None
+
+    def _work(self, now: float) -> None:
+        self._run_commands()
         if self._engine.has_work:
             outputs = self._engine.step()
             self._stalled = not outputs and time.monotonic() - now < EMPTY_STEP_PAUSE_S

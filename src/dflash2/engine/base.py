@@ -66,7 +66,10 @@ class TokenOutput:
         finish_reason: set on a request's last output, and only there.
         num_prompt_tokens: length of the prompt.
         num_cached_tokens: prompt tokens whose KV was reused.
-        error: set with ``FinishReason.ERROR`` and ``TIMEOUT``.
+        error: why, with ``FinishReason.ERROR`` and ``TIMEOUT``, and only there.
+
+    Raises:
+        ValueError: an output that says it failed and not why, or the other way round.
     """
 
     request_id: str
@@ -75,6 +78,11 @@ class TokenOutput:
     num_prompt_tokens: int
     num_cached_tokens: int
     error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        failed = self.finish_reason in (FinishReason.ERROR, FinishReason.TIMEOUT)
+        if failed != (self.error is not None):
+            raise ValueError(f"an output with {self.finish_reason} and error {self.error!r}")
 
 
 class Engine(Protocol):

@@ -18,7 +18,10 @@ def health_router(context: ServerContext) -> APIRouter:
 
     @router.get("/health")
     async def health() -> JSONResponse:
-        state, failure = context.engine.state, context.engine.failure
+        state, failure, stalled_s = context.engine.state, context.engine.failure, context.engine.stalled_for_s
+        if stalled_s is not None:
+            reason = f"the step that is under way has taken {stalled_s:.0f} s"
+            return JSONResponse({"status": "stalled", "reason": reason}, 503)
         body = {"status": "ok" if state is EngineState.RUNNING else state.value}
         if failure is not None:
             body["reason"] = repr(failure)

@@ -7,6 +7,7 @@
 408  the body did not arrive in time
 413  body too large
 415  body is not JSON by its content type
+429  too many requests wait already; with ``Retry-After``
 503  not admitted in time, engine stopped; with ``Retry-After``
 500  everything else
 """
@@ -14,6 +15,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,13 +24,21 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from dflash2.engine.async_engine import EngineStopped
 from dflash2.engine.base import FinishReason, TokenOutput
-from dflash2.errors import CapacityError, DeadlineExceeded, DFlash2Error, RequestError, RequestTooLarge
+from dflash2.errors import (
+    CapacityError,
+    DeadlineExceeded,
+    DFlash2Error,
+    EngineStopped,
+    QueueFull,
+    RequestError,
+    RequestTooLarge,
+)
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
+"""Where nothing better is known."""
 CLIENT_LEFT = 499
 """Status under which a request is counted whose client left before the answer began (nginx's convention)."""
 
@@ -70,9 +80,9 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers=self.headers)
 
 
-def unavailable(message: str, code: str) -> ApiError:
-    """503: the request was fine and may be sent again."""
-    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_AFTER_S)})
+def unavailable(message: str, code: str, retry_after_s: float = RETRY_AFTER_S, *, status: int = 503) -> ApiError:
+    """The request was fine and may be sent again."""
+    return ApiError(status, message, code=code, headers={"Retry-After": str(max(1, math.ceil(retry_after_s)))})
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -85,7 +95,11 @@ def to_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error), param=error.param)
     if isinstance(error, EngineStopped):
         return unavailable(str(error), "engine_stopped")
-    if isinstance(error, (CapacityError, DeadlineExceeded)):
+    if isinstance(error, QueueFull):
+        return unavailable(str(error), "queue_full", error.retry_after_s, status=429)
+    if isinstance(error, DeadlineExceeded):
+        return unavailable(str(error), "overloaded", error.retry_after_s)
+    if isinstance(error, CapacityError):
         return unavailable(str(error), "overloaded")
     logger.error("a request failed", exc_info=error)
     return ApiError(500, f"internal error: {type(error).__name__}", code="internal_error")
@@ -93,13 +107,9 @@ def to_api_error(error: Exception) -> ApiError:
 
 def from_output(output: TokenOutput) -> ApiError | None:
     """The answer for a request that did not end well; None for all other outputs."""
-    if output.finish_reason is FinishReason.TIMEOUT:
-        return unavailable(str(output.error or "the request was not admitted in time"), "overloaded")
     if output.finish_reason is FinishReason.CANCELLED:
         return unavailable("the request was cancelled by the server", "cancelled")
-    if output.finish_reason is FinishReason.ERROR:
-        return to_api_error(output.error or RuntimeError("the engine gave no reason"))
-    return None
+    return None if output.error is None else to_api_error(output.error)
 
 
 def install_handlers(app: FastAPI) -> None:
