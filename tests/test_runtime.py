@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from tests.fakes.engine_world import BLOCK, make_runtime, scripted
 from tests.fakes.transfer import ScriptedTransfer
 
 from dflash2.cache.sequence import Residency, Sequence
-from dflash2.errors import CapacityError, DeadlineExceeded, RequestTooLarge
+from dflash2.errors import CapacityError, ConfigError, DeadlineExceeded, RequestTooLarge
 from dflash2.runtime import Runtime
 from dflash2.types import IntArray, Tier
 
@@ -244,3 +246,37 @@ def test_shutdown_is_idempotent_and_cancels_what_is_in_flight(own: Own) -> None:
     own.runtime.shutdown()
     own.runtime.shutdown()
     assert not own.transfer.in_flight
+
+
+def test_settings_change_while_running_and_are_in_effect_in_the_next_round(
+    own: Own, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "dflash2.runtime"):
+        now = own.runtime.set_policy(cold_threshold=0.3, swap_batch_size=2, prefetch_window=8, refresh_interval_s=100.0)
+    assert now["cold_threshold"] == 0.3 and now["high_watermark"] == 0.9
+    assert "cold_threshold changed from 0.8 to 0.3" in caplog.messages and len(caplog.messages) == 4
+    own.runtime.rebalance([], [])
+    stats = own.runtime.stats()
+    assert (stats["cold_threshold"], stats["effective_threshold"], stats["prefetch_window"]) == (0.3, 0.3, 8)
+    assert own.runtime.cache.mover.batch_blocks == 2
+    own.runtime.set_policy(adaptive=False, cold_threshold=0.5)
+    own.clock.advance(1.0)  # the interval has not passed, the change counts all the same
+    own.runtime.rebalance([], [])
+    assert own.runtime.stats()["effective_threshold"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cold_threshold": 1.5}, "policy.cold_threshold: 1.5 is out of range"),
+        ({"low_watermark": 0.95}, "policy.low_watermark: 0.95 must be below"),
+        ({"cold_threshold": 0.5, "prefetch_window": "4"}, "kv_block.prefetch_window"),
+        ({"block_size": 64}, "block_size: cannot be changed while running"),
+        ({"swap_batch_size": 5}, "policy.swap_batch_size: at most 4"),
+    ],
+)
+def test_a_wrong_setting_is_refused_and_changes_nothing(own: Own, changes: dict[str, object], message: str) -> None:
+    before = own.runtime.set_policy()
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        own.runtime.set_policy(**changes)
+    assert own.runtime.set_policy() == before

@@ -92,7 +92,7 @@ def create_runtime(
     tiers = [tier for tier in (Tier.HBM, Tier.DRAM) if tier not in foreign]
     rebalancer = Rebalancer(cache, marks, config.policy.refresh_interval_s, guard, tiers)
     hbm_tensor = hbm.tensor if isinstance(hbm, TensorPool) else None
-    parts = RuntimeParts(layout, hbm_tensor, pools, transfer, cache, ledger, rebalancer, fallback)
+    parts = RuntimeParts(config, layout, hbm_tensor, pools, transfer, cache, ledger, rebalancer, fallback)
     return Runtime(parts, namespace, clock)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from dflash2.cache.manager import CacheManager
 from dflash2.cache.rebalance import Rebalancer
 from dflash2.cache.reservation import ReservationLedger
 from dflash2.cache.sequence import Residency, Sequence
-from dflash2.errors import CapacityError, DeadlineExceeded, StorageError
+from dflash2.config import Config
+from dflash2.config.changing import running_values, with_changes
+from dflash2.errors import CapacityError, ConfigError, DeadlineExceeded, StorageError
 from dflash2.monitoring.swap_log import SwapLog
 from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.pools.base import BlockPool
@@ -22,6 +25,8 @@ from dflash2.pools.nvme import NvmePool
 from dflash2.table.keys import KeyNamespace
 from dflash2.transfer.base import TransferEngine
 from dflash2.types import TIERS_BELOW_HBM, IntArray, KVLayout, Tier
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 """Longest single wait inside a bounded one; a completion ends it at once."""
@@ -31,6 +36,7 @@ POLL_S = 0.05
 class RuntimeParts:
     """What ``build`` puts together for a runtime."""
 
+    config: Config
     layout: KVLayout
     hbm_tensor: Any
     pools: dict[Tier, BlockPool]
@@ -59,6 +65,8 @@ class Runtime:
     def __init__(
         self, parts: RuntimeParts, namespace: KeyNamespace, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.config = parts.config
+        """What is in effect: the file, and what ``set_policy`` has changed since."""
         self.layout = parts.layout
         self.pools = parts.pools
         self._hbm_tensor = parts.hbm_tensor
@@ -66,6 +74,7 @@ class Runtime:
         self.ledger = parts.ledger
         self.fallback_reason = parts.fallback_reason
         self.clock = clock
+        self._largest_batch = parts.config.policy.swap_batch_size
         self._transfer = parts.transfer
         self._rebalancer = parts.rebalancer
         self._namespace = namespace
@@ -293,6 +302,36 @@ class Runtime:
         """Wait for a copy in flight, if there is one, at most so long, and commit it."""
         self.cache.mover.wait_any(timeout_s, self.clock())
 
+    # -- settings ------------------------------------------------------------------------------------------------
+
+    def set_policy(self, **changes: Any) -> dict[str, Any]:
+        """Change settings while running; they are in effect from the next round of ``rebalance`` on.
+
+        Args:
+            changes: new values by the names in the file: ``cold_threshold``, ``swap_batch_size``, ``adaptive``,
+                ``high_watermark``, ``low_watermark``, ``refresh_interval_s``, ``prefetch_window``.
+
+        Returns:
+            All of these settings as they are now.
+
+        Raises:
+            ConfigError: a value or a name is not valid; nothing has changed.
+        """
+        config = with_changes(self.config, changes)
+        if config.policy.swap_batch_size > self._largest_batch:
+            raise ConfigError(
+                f"at most {self._largest_batch} while running: staging was sized for that", "policy.swap_batch_size"
+            )
+        before, after = running_values(self.config), running_values(config)
+        for name, value in after.items():
+            if value != before[name]:
+                logger.info("%s changed from %s to %s", name, before[name], value)
+        self.config = config
+        self._rebalancer.configure(config.policy)
+        self.cache.mover.batch_blocks = config.policy.swap_batch_size
+        self.cache.prefetcher.window.configure(config.kv_block.prefetch_window)
+        return after
+
     # -- the whole -----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
@@ -335,6 +374,7 @@ class Runtime:
             "copies_in_flight": self.cache.mover.num_in_flight,
             "prefetch_window": self.cache.prefetcher.window.size,
             "cold_threshold": self.cache.policy.cold_threshold,
+            "effective_threshold": self.cache.policy.effective_threshold,
         }
 
     def check_integrity(self) -> None:

@@ -91,6 +91,9 @@ def test_the_threshold_can_be_changed_while_running(world: CacheWorld) -> None:
     assert not world.transfer.submitted
     world.cache.policy.cold_threshold = 0.99
     rounds(world, 1)
+    assert not world.transfer.submitted  # in effect from the next refresh on
+    world.clock.advance(1.0)
+    rounds(world, 1)
     assert world.transfer.submitted
 
 
@@ -172,7 +175,7 @@ def test_heat_that_swings_about_the_threshold_moves_a_block_once(world: CacheWor
     """The watermarks are the hysteresis: down to the low one, then nothing until HBM has filled up again."""
     request = sitting(world, 1, 9)
     for turn in range(200):
-        world.cache.policy.cold_threshold = 0.64 if turn % 2 else 0.62  # heat after one use: 0.632
+        world.cache.policy.effective_threshold = 0.64 if turn % 2 else 0.62  # heat after one use: 0.632
         world.clock.advance(0.001)
         rounds(world, 1)
     assert 0 < world.cache.counters.swap_out_blocks <= 4

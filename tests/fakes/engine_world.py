@@ -15,6 +15,7 @@ from dflash2.cache.manager import CacheManager, CacheSettings
 from dflash2.cache.rebalance import Rebalancer, Watermarks
 from dflash2.cache.reservation import ReservationLedger
 from dflash2.cache.sequence import Residency
+from dflash2.config import Config
 from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
 from dflash2.engine.engine import ReferenceEngine
 from dflash2.engine.recompute_scheduler import RecomputeScheduler
@@ -68,7 +69,9 @@ def make_runtime(
     cache = CacheManager(PageTable(sizes), make_policy(policy, slots[0]), transfer, settings, copy_in_hbm)
     ledger = ReservationLedger(sum(slots) - (headroom if sum(slots[1:]) else 0), slots[0])
     rebalancer = Rebalancer(cache, Watermarks(0.9, 0.7), 0.05, AdaptiveThreshold(0.8))
-    parts = RuntimeParts(shape, None, pools, transfer, cache, ledger, rebalancer, None)
+    settled = {"swap_batch_size": 4, "high_watermark": 0.9, "low_watermark": 0.7, "refresh_interval_s": 0.05}
+    config = Config.model_validate({"enable": True, "policy": settled})
+    parts = RuntimeParts(config, shape, None, pools, transfer, cache, ledger, rebalancer, None)
     return Runtime(parts, NAMESPACE, clock)
 
 

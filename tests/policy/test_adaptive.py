@@ -56,3 +56,12 @@ def test_it_says_when_it_moves_and_only_then(caplog: pytest.LogCaptureFixture) -
         rounds(guard, 1, 0.6)
     assert len(caplog.messages) == 1
     assert "0.80 -> 0.64" in caplog.messages[0] and "60 %" in caplog.messages[0]
+
+
+def test_another_threshold_of_the_users_keeps_what_was_learned_and_is_not_overwritten() -> None:
+    guard = AdaptiveThreshold(0.8)
+    rounds(guard, 2, 0.9)
+    lowered = guard.effective / 0.8
+    guard.configure(0.6)
+    assert (guard.configured, guard.effective) == (0.6, pytest.approx(0.6 * lowered))
+    assert rounds(guard, 50, 0.0) == 0.6

@@ -69,9 +69,9 @@ def test_the_threshold_divides_cold_from_hot() -> None:
     table, ids = make(policy)
     policy.on_use(table, ids[:2], START, None)
     assert policy.is_cold(table, ids, START).tolist() == [False, False, True, True]
-    policy.cold_threshold = 0.99
+    policy.effective_threshold = 0.99
     assert policy.is_cold(table, ids, START).all()
-    policy.cold_threshold = 0.1
+    policy.effective_threshold = 0.1
     assert not policy.is_cold(table, ids, START).any()
 
 

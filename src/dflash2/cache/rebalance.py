@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash2.cache.manager import CacheManager
+from dflash2.config import PolicyConfig
 from dflash2.policy.adaptive import AdaptiveThreshold
 from dflash2.table.page_table import TIER_BIT, BlockState
 from dflash2.types import IntArray, Tier, Urgency
@@ -66,6 +67,17 @@ class Rebalancer:
             self._demote_cold(tier, now)
         self._copy_early(leaving_next, now)
 
+    def configure(self, settings: PolicyConfig) -> None:
+        """Take over settings that were changed while running; in effect from the next round on."""
+        self.watermarks = Watermarks(settings.high_watermark, settings.low_watermark)
+        self.refresh_interval_s = settings.refresh_interval_s
+        self._next_refresh = -np.inf
+        self._cache.policy.cold_threshold = settings.cold_threshold
+        if not settings.adaptive:
+            self.guard = None
+        elif self.guard is None:
+            self.guard = AdaptiveThreshold(settings.cold_threshold)
+
     def spare_hbm_slots(self) -> int:
         """Free HBM slots above what the high watermark keeps for new blocks."""
         table = self._cache.table
@@ -80,9 +92,13 @@ class Rebalancer:
         cache = self._cache
         cache.policy.refresh(cache.table, now)
         cache.regret.horizon_s = cache.policy.horizon_s(now)
-        if self.guard is not None:
-            self.guard.note(*cache.regret.take())
-            cache.policy.cold_threshold = self.guard.update()
+        evidence = cache.regret.take()
+        if self.guard is None:
+            cache.policy.effective_threshold = cache.policy.cold_threshold
+            return
+        self.guard.configure(cache.policy.cold_threshold)
+        self.guard.note(*evidence)
+        cache.policy.effective_threshold = self.guard.update()
 
     def _demote_cold(self, tier: Tier, now: float) -> None:
         """From above the high watermark on, free the coldest down to the low one, a batch a round."""
@@ -90,7 +106,7 @@ class Rebalancer:
         table = cache.table
         wanted = self._surplus(tier)
         num_used = 0 if tier is Tier.HBM else table.num_used(tier)  # what is new in HBM is pinned
-        circumstances = (cache.policy.cold_threshold, table.num_unpins, num_used)
+        circumstances = (cache.policy.effective_threshold, table.num_unpins, num_used)
         if not wanted or self._all_hot.get(tier) == circumstances:
             return
         idle = cache.room.idle(tier)

@@ -90,7 +90,8 @@ METRICS: tuple[Series, ...] = (
     _counter("published_blocks", "Blocks that became shareable.", "counters", "published_blocks"),
     # Movement.
     _gauge("copies_in_flight", "Copies under way.", "copies_in_flight"),
-    _gauge("cold_threshold", "Heat below which a block may be demoted, as in effect.", "cold_threshold"),
+    _gauge("cold_threshold", "Heat below which a block may be demoted, as configured.", "cold_threshold"),
+    _gauge("effective_threshold", "The same as in effect: the adaptive guard may lower it.", "effective_threshold"),
     _counter("swap_in_blocks", "Blocks copied towards HBM.", "counters", "swap_in_blocks"),
     _counter("swap_in_bytes", "Bytes copied towards HBM.", "counters", "swap_in_bytes"),
     _counter("swap_out_blocks", "Blocks copied away from HBM.", "counters", "swap_out_blocks"),

@@ -28,6 +28,12 @@ class AdaptiveThreshold:
         self._demoted = 0
         self._regretted = 0
 
+    def configure(self, configured: float) -> None:
+        """The user's threshold, perhaps another one than before: the effective one follows in proportion."""
+        if configured != self.configured:
+            self.effective = max(min(FLOOR, configured), self.effective * configured / self.configured)
+            self.configured = configured
+
     def note(self, num_demoted: int, num_regretted: int) -> None:
         """Evidence since the last call: blocks demoted ahead of need, and of those demoted earlier, come back."""
         self._demoted += num_demoted

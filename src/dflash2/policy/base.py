@@ -51,7 +51,9 @@ class PlacementPolicy(Protocol):
 
     name: str
     cold_threshold: float
-    """Blocks below this heat may be demoted ahead of need; may be changed while running."""
+    """The user's: blocks below this heat may be demoted ahead of need. May be changed while running."""
+    effective_threshold: float
+    """What ``is_cold`` goes by: the user's, or lower where the adaptive guard has moved it. Set at each refresh."""
 
     def horizon_s(self, now: float) -> float:
         """The time in which HBM turns over once."""

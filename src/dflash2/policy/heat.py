@@ -34,7 +34,7 @@ class HeatPolicy:
     name = "heat"
 
     def __init__(self, num_hbm_slots: int, cold_threshold: float) -> None:
-        self.cold_threshold = cold_threshold
+        self.cold_threshold = self.effective_threshold = cold_threshold
         self._turnover = TurnoverHorizon(num_hbm_slots)
 
     def horizon_s(self, now: float) -> float:
@@ -62,7 +62,7 @@ class HeatPolicy:
         return np.where(table.pin_count[ids] > 0, 1.0, heat).astype(np.float32)
 
     def is_cold(self, table: PageTable, ids: IntArray, now: float) -> BoolArray:
-        return self.heat(table, ids, now) < self.cold_threshold
+        return self.heat(table, ids, now) < self.effective_threshold
 
     def order(self, table: PageTable, ids: IntArray, count: int, now: float) -> IntArray:
         heat = self.heat(table, ids, now).astype(np.float64)

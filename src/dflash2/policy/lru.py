@@ -20,7 +20,7 @@ class LRUPolicy:
     name = "lru"
 
     def __init__(self, num_hbm_slots: int) -> None:
-        self.cold_threshold = 1.0
+        self.cold_threshold = self.effective_threshold = 1.0
         self._turnover = TurnoverHorizon(num_hbm_slots)
 
     def horizon_s(self, now: float) -> float:

@@ -22,6 +22,11 @@ class PrefetchWindow:
         self._used = 0
         self._wasted = 0
 
+    def configure(self, configured: int) -> None:
+        """Another window was configured while running: start from it, unless it is the same."""
+        if configured != self.configured:
+            self.configured = self.size = configured
+
     def note(self, *, used: int = 0, wasted: int = 0) -> None:
         """Outcomes of prefetched blocks: used in time, or given up unused."""
         self._used += used
