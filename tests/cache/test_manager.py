@@ -347,6 +347,24 @@ def test_twins_of_a_failed_step_write_their_own_tails(world: CacheWorld) -> None
 # -- forgetting ------------------------------------------------------------------------------------------------------
 
 
+def test_a_step_within_the_same_blocks_does_not_look_at_the_table(world: CacheWorld) -> None:
+    """128 sequences a step leave no time for it. Leaving and forking end that right."""
+    request = world.open([1] * 3, [2] * 9)
+    assert request is not None and world.try_enter(request, 5)
+    assert world.write(request, 3)
+    sequence = request.sequence
+    tail = sequence.block_ids[-1:]
+    generation = int(world.table.generation[tail][0])
+    assert sequence.writable_tokens == 4 and world.write(request, 1)
+    assert int(world.table.generation[tail][0]) == generation
+    assert world.write(request, 1) and sequence.writable_tokens == 6
+    assert world.fork(request, [3]) is not None and sequence.writable_tokens == 0
+    assert world.write(request, 1) and sequence.writable_tokens == 6
+    world.leave(request)
+    assert sequence.writable_tokens == 0
+    world.check()
+
+
 @pytest.mark.parametrize("policy", ["heat", "lru"])
 def test_a_long_cached_chain_gives_way_from_its_end(policy: str) -> None:
     """Its head was allocated first and looks coldest; it must go last, and something must go."""

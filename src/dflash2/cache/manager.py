@@ -155,6 +155,7 @@ class CacheManager:
         self._open.add(twin)
         return twin
 
+        sequence.writable_tokens = 0  # its tail is shared from now on
     def close(self, sequence: Sequence, now: float, outcome: Outcome | None = None) -> None:
         """End a sequence in whatever state it is. Published blocks stay as cache. Idempotent.
 
@@ -225,6 +226,8 @@ class CacheManager:
                 there = table.has(sequence.block_ids, Tier.HBM)
                 same = table.slots_of(sequence.block_ids, Tier.HBM) == sequence.hbm_slots
                 if not np.all(there & same):
+            if sequence.writable_tokens:
+                self._check_writable(sequence)
                     raise IntegrityError(
                         f"a block of resident sequence {sequence.request_id} is not where it should be"
                     )
@@ -240,6 +243,16 @@ class CacheManager:
 
     def _reusable_keys(self, root: bytes, token_ids: IntArray) -> list[bytes]:
         return chain(root, token_ids[: len(token_ids) - 1], self.block_size)
+    def _check_writable(self, sequence: Sequence) -> None:
+        table = self.table
+        ids = sequence.block_ids[sequence.num_tokens // self.block_size :]
+        alone = (table.state[ids] == BlockState.OPEN) & (table.ref_count[ids] == 1) & (table.pin_count[ids] == 1)
+        current = (table.busy[ids] > 0) | (
+            table.has(ids, Tier.HBM) & ~table.has(ids, Tier.DRAM) & ~table.has(ids, Tier.NVME)
+        )
+        if not np.all(alone & current) or sequence.writable_tokens > len(sequence.block_ids) * self.block_size:
+            raise IntegrityError(f"a block that {sequence.request_id} writes to is shared or has a copy")
+
 
     def _count_hits(self, ids: IntArray) -> None:
         """Credit each block to the fastest tier that has it."""

@@ -83,6 +83,8 @@ class ResidencyManager:
 
     def try_extend(self, sequence: Sequence, growth_tokens: int) -> bool:
         """Raise a pinned sequence's promise so that ``growth_tokens`` more fit; False and no change if they do not."""
+        if sequence.num_tokens + growth_tokens <= sequence.writable_tokens:
+            return True  # the rule in a decode step
         more = self._growth_blocks(sequence, growth_tokens) - sequence.growth_blocks
         if more <= 0:
             return True
@@ -132,6 +134,7 @@ class ResidencyManager:
         self._table.last_use[sequence.block_ids] = now  # each step until now has read all of them
         self.num_promised -= sequence.growth_blocks
         sequence.growth_blocks = 0
+        sequence.writable_tokens = 0
         sequence.residency = Residency.PAUSED
 
     def try_attach(self, sequence: Sequence, ids: IntArray, now: float) -> bool:
@@ -150,6 +153,7 @@ class ResidencyManager:
             self.num_promised -= freed
             self._note_use(ids, now, sequence.request_id)
             table.pin(ids)
+            sequence.writable_tokens = 0
             sequence.residency = Residency.ENTERING
             sequence.entered_s = now
         sequence.block_ids = np.concatenate([sequence.block_ids, ids])
@@ -168,6 +172,8 @@ class ResidencyManager:
         Returns:
             False, and no change, if a slot is still on its way; what frees it has been begun.
         """
+        if sequence.num_tokens + num_new_tokens <= sequence.writable_tokens:
+            return True  # the rule in a decode step
         if sequence.residency is not Residency.RESIDENT:
             raise IntegrityError(f"sequence {sequence.request_id} is not resident")
         shared_tail = self._shared_tail(sequence)
@@ -184,7 +190,7 @@ class ResidencyManager:
             self._append(sequence, new)
             sequence.growth_blocks -= count
             self.num_promised -= count
-        self._mark_written(sequence, num_new_tokens)
+        self._open_for_writing(sequence)
         return True
 
     def _note_use(self, ids: IntArray, now: float, request_id: str) -> None:
@@ -246,12 +252,15 @@ class ResidencyManager:
         sequence.hbm_slots[at] = table.slots_of(new, Tier.HBM)
         self._room.release(old)
 
-    def _mark_written(self, sequence: Sequence, num_new_tokens: int) -> None:
-        """Copies of the blocks about to be written are stale, those in flight included."""
-        first = sequence.num_tokens // self._block_size
-        written = sequence.block_ids[first : self.blocks_for(sequence.num_tokens + num_new_tokens)]
+    def _open_for_writing(self, sequence: Sequence) -> None:
+        """Copies of the blocks from the tail on are stale from now on, those in flight included.
+
+        No new copy of them is begun before the sequence leaves or is forked: they are OPEN and pinned.
+        """
+        written = sequence.block_ids[sequence.num_tokens // self._block_size :]
         self._table.generation[written] += 1
         self._drop_below_if_open(written)
+        sequence.writable_tokens = len(sequence.block_ids) * self._block_size
 
     def _drop_below_if_open(self, ids: IntArray) -> None:
         table = self._table

@@ -33,6 +33,8 @@ class Sequence:
         keys: block_key of each full block.
         residency: see ``Residency``.
         growth_blocks: HBM blocks promised to it while it is pinned, not taken yet.
+        writable_tokens: tokens up to which steps may write without another look at the table; 0 while there is none.
+            Every block from the tail on is then OPEN, pinned, held by this sequence alone, and no copy of it is begun.
         num_cached_tokens: prompt tokens that were found when it was opened.
         entered_s: when it began to enter, for the deadline.
         promise: id of the reservation that it lives on, the same for all its forks; None if it has none.
@@ -45,6 +47,7 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)
     residency: Residency = Residency.PAUSED
     growth_blocks: int = 0
+    writable_tokens: int = 0
     num_cached_tokens: int = 0
     entered_s: float = 0.0
     promise: str | None = None
