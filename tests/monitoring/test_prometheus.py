@@ -6,7 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dflash2.monitoring.counters import CacheCounters
-from dflash2.monitoring.prometheus import METRICS, render
+from dflash2.monitoring.latency import BOUNDS_S, Histogram
+from dflash2.monitoring.prometheus import LABELS, METRICS, render
 
 
 def series(stats: dict) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -21,7 +22,9 @@ def series(stats: dict) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 def test_every_series_exists_before_anything_happened() -> None:
     empty = series({})
     assert set(empty.values()) == {0.0}
-    assert len(empty) == sum(3 if metric.per_tier else 1 for metric in METRICS)
+    assert len(empty) == sum(
+        len(BOUNDS_S) + 3 if metric.kind == "histogram" else len(list(metric.places())) for metric in METRICS
+    )
     assert set(empty) == set(series({"counters": {"swap_in_blocks": 5}}))
 
 
@@ -41,8 +44,8 @@ def test_values_come_from_their_place() -> None:
         ("dflash2_hbm_hit_ratio", ()): 0.98,
         ("dflash2_tier_capacity_bytes", (("tier", "nvme"),)): 2**45,
         ("dflash2_tier_capacity_bytes", (("tier", "hbm"),)): 0,
-        ("dflash2_swap_in_blocks_total", ()): 7,
-        ("dflash2_prefix_hit_tokens_total", (("tier", "dram"),)): 9,
+        ("dflash2_swap_blocks_total", (("direction", "in"),)): 7,
+        ("dflash2_prefix_hit_tokens_total", (("origin", "dram"),)): 9,
         ("dflash2_requests_waiting", ()): 3,
         ("dflash2_http_requests_total", (("route", "/health"), ("status", "200"))): 4,
     }
@@ -51,12 +54,7 @@ def test_values_come_from_their_place() -> None:
 
 def test_every_counter_of_the_cache_is_exported_once() -> None:
     counted = [name for name, _ in CacheCounters().flat()]
-    exported = [
-        metric.path[1].replace("{tier}", tier)
-        for metric in METRICS
-        if metric.path[0] == "counters"
-        for tier in (("hbm", "dram", "nvme") if metric.per_tier else ("",))
-    ]
+    exported = [path[1] for metric in METRICS if metric.path[0] == "counters" for _, path in metric.places()]
     assert sorted(exported) == sorted(counted)
 
 
@@ -65,6 +63,33 @@ def test_names_follow_the_conventions(metric) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
     assert not metric.name.endswith(("_total", "_mb", "_ms", "_percent", "_rate"))
     assert metric.help.endswith(".")
+
+
+def test_labels_are_those_of_the_conventions() -> None:
+    assert {label for metric in METRICS for label in metric.labels} == set(LABELS)
+
+
+def test_routes_have_an_origin_and_a_tier() -> None:
+    found = series({"transfer": {"routes": {"dram_to_hbm": {"blocks": 5}}, "failures": {"staging_timeout": 2}}})
+    copied = {
+        dict(labels)["origin"]: value for (name, labels), value in found.items() if "copied_blocks" in name and value
+    }
+    assert copied == {"dram": 5}
+    assert ("dflash2_copied_blocks_total", (("origin", "hbm"), ("tier", "hbm"))) not in found
+    assert found["dflash2_copy_failed_blocks_total", (("reason", "staging_timeout"),)] == 2
+
+
+def test_a_histogram_is_cumulative() -> None:
+    queue = Histogram()
+    for seconds in (0.004, 0.005, 0.3, 1e6):
+        queue.observe(seconds)
+    found = series({"latency": {"queue": queue.as_dict()}})
+    buckets = {
+        dict(labels)["le"]: value for (name, labels), value in found.items() if name == "dflash2_queue_seconds_bucket"
+    }
+    assert (buckets["0.005"], buckets["0.2"], buckets["0.5"], buckets["100"], buckets["+Inf"]) == (2, 2, 3, 3, 4)
+    assert found["dflash2_queue_seconds_count", ()] == 4
+    assert found["dflash2_queue_seconds_sum", ()] == pytest.approx(1e6 + 0.309)
 
 
 def test_names_are_unique() -> None:
@@ -82,10 +107,11 @@ def test_a_renamed_metric_breaks_dashboards() -> None:
         "tier_used_blocks",
         "hbm_hit_ratio",
         "prefix_hit_ratio",
-        "swap_in_blocks_total",
-        "swap_in_bytes_total",
-        "swap_out_blocks_total",
-        "swap_out_bytes_total",
+        "swap_blocks_total",
+        "swap_bytes_total",
+        "copied_blocks_total",
+        "copy_failed_blocks_total",
+        "time_to_first_token_seconds",
         "prefetch_used_blocks_total",
         "prefetch_late_blocks_total",
         "prefetch_wasted_blocks_total",

@@ -1,17 +1,15 @@
-"""A server process of SGLang, and the traffic that the tests send to it."""
+"""A server process of SGLang."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,12 @@ class Server:
         model: directory of the model.
         log: where its output goes.
         arguments: more arguments for ``sglang.launch_server``.
+        keep_python_path: the server sees ``PYTHONPATH``.
     """
 
-    def __init__(self, python: str, model: str, log: Path, *arguments: str) -> None:
+    def __init__(
+        self, python: str, model: str, log: Path, *arguments: str, keep_python_path: bool = False
+    ) -> None:
         self.log = log
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -41,7 +42,8 @@ class Server:
         command += ["--dtype", "float32", "--context-length", "2048", "--skip-server-warmup", "--enable-cache-report"]
         command += ["--enable-metrics", *arguments]
         environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        environment.pop("PYTHONPATH", None)
+        if not keep_python_path:
+            environment.pop("PYTHONPATH", None)
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
@@ -99,77 +101,9 @@ class Server:
         time.sleep(5.0)  # the scheduler writes them every 2 s
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
-        pattern = re.compile(rf'^dflash2_(\w+){{rank="{rank}"(?:,tier="(\w+)")?}} (\S+)$')
-        found = [match for match in map(pattern.match, lines) if match]
-        return {".".join(filter(None, match.group(1, 2))): float(match.group(3)) for match in found}
-
-
-@dataclass(slots=True)
-class Reference:
-    """What plain SGLang answers to the traffic.
-
-    Attributes:
-        prompts: in the order in which they are sent.
-        outputs: for each prompt its tokens.
-        gaps: for each output token, the difference of the two best log-probabilities.
-    """
-
-    prompts: list[list[int]] = field(default_factory=list)
-    outputs: list[list[int]] = field(default_factory=list)
-    gaps: list[list[float]] = field(default_factory=list)
-
-    def compare(self, server: Server, num_new: int) -> Traffic:
-        """Send the same prompts, one after the other."""
-        seen = Traffic()
-        for prompt, output, gaps in zip(self.prompts, self.outputs, self.gaps, strict=True):
-            answer = server.generate(prompt, num_new)
-            seen.note(answer, output, gaps)
-        return seen
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What a server answered, against the reference."""
-
-    cached_tokens: int = 0
-    host_tokens: int = 0
-    ties: int = 0
-    num_tokens: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def note(self, answer: dict[str, Any], output: list[int], gaps: list[float]) -> None:
-        """Compare one answer."""
-        details = answer["meta_info"].get("cached_tokens_details") or {}
-        self.cached_tokens += answer["meta_info"]["cached_tokens"]
-        self.host_tokens += details.get("host", 0)
-        self.num_tokens += len(output)
-        got = answer["output_ids"]
-        if got == output:
-            return
-        at = next(i for i, (a, b) in enumerate(zip(got, output, strict=True)) if a != b)
-        if gaps[at] < 1e-3:
-            self.ties += 1
-        else:
-            self.wrong.append(f"token {at}: {got[at]} instead of {output[at]}, gap {gaps[at]:.4f}, {details}")
-
-
-def reference_of(server: Server, num_chats: int, num_turns: int, prompt_tokens: int, num_new: int) -> Reference:
-    """Conversations of several turns, all first turns before all second ones; and what the server answers."""
-    rng = random.Random(7)
-    reference = Reference()
-    histories = [_text(rng, prompt_tokens) for _ in range(num_chats)]
-    for turn in range(num_turns):
-        for history in histories:
-            if turn:
-                history += _text(rng, 24)
-            answer = server.generate(list(history), num_new)
-            reference.prompts.append(list(history))
-            reference.outputs.append(answer["output_ids"])
-            best = answer["meta_info"]["output_top_logprobs"]
-            reference.gaps.append([position[0][0] - position[1][0] for position in best])
-            history += answer["output_ids"]
-    return reference
-
-
-def _text(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(1000, 40000) for _ in range(count)]
+        found: dict[str, float] = {}
+        for match in filter(None, map(re.compile(r"^dflash2_(\w+)\{(.*)\} (\S+)$").match, lines)):
+            labels = dict(re.findall(r'(\w+)="(\w+)"', match[2]))
+            if labels.pop("rank", None) == rank:
+                found[".".join([match[1], *labels.values()])] = float(match[3])
+        return found

@@ -6,20 +6,37 @@ is switched off) is exported as zero, so that every series exists from the first
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
+from dflash2.monitoring.data_path import FAILURES
+from dflash2.monitoring.latency import BOUNDS_S
 from dflash2.types import Tier
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "dflash2_"
 TIERS = tuple(tier.label for tier in Tier)
+LABELS: Mapping[str, tuple[str, ...]] = {
+    "tier": TIERS,
+    "origin": TIERS,
+    "direction": ("in", "out"),
+    "reason": tuple(reason.replace(" ", "_") for reason in FAILURES),
+}
+"""Every label with its values. ``direction`` is seen from HBM; ``origin`` is where a block was, ``tier`` where it is
+or goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +45,28 @@ class Series:
 
     Attributes:
         name: without the prefix and without ``_total``, in base units.
-        kind: counters only grow, gauges do not.
+        kind: counters only grow, gauges do not, histograms count observations by size.
         help: one sentence.
-        path: keys from the top of the statistics to the number; ``{tier}`` in a key stands for each tier's name
-            and makes it a label.
+        path: keys from the top of the statistics to the number; ``{label}`` in a key stands for each value of the
+            label and makes it one of the metric's.
     """
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     help: str
     path: tuple[str, ...]
 
     @property
-    def per_tier(self) -> bool:
-        """True if there is one series for each tier."""
-        return any("{tier}" in key for key in self.path)
+    def labels(self) -> tuple[str, ...]:
+        """Names of its labels."""
+        return tuple(re.findall(r"\{(\w+)\}", "/".join(self.path)))
+
+    def places(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """(label values, path) of each of its series."""
+        for values in product(*(LABELS[label] for label in self.labels)):
+            named = dict(zip(self.labels, values, strict=True))
+            if named.get("origin", "") != named.get("tier"):
+                yield values, tuple(key.format(**named) for key in self.path)
 
 
 def _gauge(name: str, text: str, *path: str) -> Series:
@@ -52,6 +76,12 @@ def _gauge(name: str, text: str, *path: str) -> Series:
 def _counter(name: str, text: str, *path: str) -> Series:
     return Series(name, "counter", text, path)
 
+
+def _histogram(name: str, text: str, *path: str) -> Series:
+    return Series(name, "histogram", text, path)
+
+
+_ROUTE = ("transfer", "routes", "{origin}_to_{tier}")
 
 METRICS: tuple[Series, ...] = (
     _gauge("engine_up", "1 while the engine serves requests.", "server", "engine_up"),
@@ -83,7 +113,9 @@ METRICS: tuple[Series, ...] = (
     _counter("block_uses", "Uses of blocks whose KV exists on some tier.", "counters", "used_blocks"),
     _counter("block_uses_in_hbm", "Of these, in HBM when needed.", "counters", "used_in_hbm_blocks"),
     _counter("prefix_lookup_tokens", "Prompt tokens looked up.", "counters", "looked_up_tokens"),
-    _counter("prefix_hit_tokens", "Prompt tokens found, by tier at arrival.", "counters", "hit_tokens_{tier}"),
+    _counter(
+        "prefix_hit_tokens", "Of these, found cached, by the tier where they were.", "counters", "hit_tokens_{origin}"
+    ),
     _counter("joined_tokens", "Prompt tokens computed by another request meanwhile.", "counters", "joined_tokens"),
     _counter("computed_tokens", "Tokens whose KV was computed.", "counters", "computed_tokens"),
     _counter("recomputed_tokens", "Of these, computed before.", "counters", "recomputed_tokens"),
@@ -92,16 +124,41 @@ METRICS: tuple[Series, ...] = (
     _gauge("copies_in_flight", "Copies under way.", "copies_in_flight"),
     _gauge("cold_threshold", "Heat below which a block may be demoted, as configured.", "cold_threshold"),
     _gauge("effective_threshold", "The same as in effect: the adaptive guard may lower it.", "effective_threshold"),
-    _counter("swap_in_blocks", "Blocks copied towards HBM.", "counters", "swap_in_blocks"),
-    _counter("swap_in_bytes", "Bytes copied towards HBM.", "counters", "swap_in_bytes"),
-    _counter("swap_out_blocks", "Blocks copied away from HBM.", "counters", "swap_out_blocks"),
-    _counter("swap_out_bytes", "Bytes copied away from HBM.", "counters", "swap_out_bytes"),
+    _counter("swap_blocks", "Blocks copied to (in) and from (out) HBM.", "counters", "swap_{direction}_blocks"),
+    _counter("swap_bytes", "Bytes copied to (in) and from (out) HBM.", "counters", "swap_{direction}_bytes"),
     _counter("nvme_demoted_blocks", "Blocks copied from DRAM to NVMe.", "counters", "demoted_to_nvme_blocks"),
     _counter("nvme_loaded_blocks", "Blocks loaded from NVMe.", "counters", "loaded_from_nvme_blocks"),
     _counter("freed_clean_blocks", "HBM slots freed without a copy.", "counters", "freed_clean_blocks"),
     _counter("dropped_blocks", "Cached blocks given up for good.", "counters", "dropped_blocks"),
     _counter("failed_copies", "Copies that failed.", "counters", "failed_copies"),
     _counter("lost_blocks", "Blocks that could not be read or verified.", "counters", "lost_blocks"),
+    # The data path.
+    _counter("copy_jobs", "Copies ended, by route.", *_ROUTE, "jobs"),
+    _counter("copied_blocks", "Blocks that arrived, by route.", *_ROUTE, "blocks"),
+    _counter("copied_bytes", "Bytes that arrived, by route.", *_ROUTE, "bytes"),
+    _counter("copy_busy_seconds", "Time in which batches moved, summed over batches.", *_ROUTE, "busy_s"),
+    _counter("copy_latency_seconds", "Submission to end, summed over copies.", *_ROUTE, "latency_sum_s"),
+    _gauge("copy_queue_blocks", "Blocks submitted that have not ended.", *_ROUTE, "queued_blocks"),
+    _counter("copy_failed_blocks", "Blocks that did not arrive.", "transfer", "failures", "{reason}"),
+    _gauge("staging_bytes", "Memory of the staging buffer.", "transfer", "staging_bytes"),
+    _gauge("staging_used_bytes", "Of it, in use.", "transfer", "staging_in_use_bytes"),
+    _gauge("staging_peak_bytes", "Of it, most ever in use at once.", "transfer", "staging_peak_bytes"),
+    # Devices and host.
+    _gauge("nvme_healthy", "1 while NVMe takes new blocks.", "nvme", "healthy"),
+    _gauge("nvme_slow", "1 while NVMe takes stores much slower than it can.", "transfer", "pressed"),
+    _counter("nvme_checksum_failures", "Loads that were not what was stored.", "nvme", "checksum_failures"),
+    _gauge("nvme_quarantined_slots", "Slots that failed and are not used again.", "nvme", "quarantined_slots"),
+    _gauge("nvme_disk_free_bytes", "Free on the file system of the NVMe files.", "disk", "free_bytes"),
+    _gauge("nvme_disk_bytes", "Size of that file system.", "disk", "total_bytes"),
+    _gauge("nvme_temperature_celsius", "As the disk says.", "disk", "smart", "temperature_celsius"),
+    _gauge("nvme_wear_ratio", "Share of the rated writes used, as the disk says.", "disk", "smart", "wear_ratio"),
+    _gauge("nvme_critical_warning", "Not 0 if the disk warns of itself.", "disk", "smart", "critical_warning"),
+    _gauge("host_memory_limit_bytes", "What this process may use.", "host", "memory_limit_bytes"),
+    _gauge("host_memory_headroom_bytes", "Of it, what is left.", "host", "headroom_bytes"),
+    # Latency of requests.
+    _histogram("queue_seconds", "Arrival to the first step.", "latency", "queue"),
+    _histogram("time_to_first_token_seconds", "Arrival to the first token.", "latency", "ttft"),
+    _histogram("time_per_output_token_seconds", "Mean time between tokens.", "latency", "tpot"),
     # Prefetch.
     _gauge("prefetch_window_blocks", "Blocks fetched ahead.", "prefetch_window"),
     _counter("prefetch_issued_blocks", "Blocks whose prefetch was started.", "counters", "prefetch_issued_blocks"),
@@ -133,15 +190,22 @@ class _Snapshot(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for series in self._metrics:
-            labels = ["tier"] if series.per_tier else []
-            family = (CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily)(
-                PREFIX + series.name, series.help, labels=labels
-            )
-            for tier in TIERS if series.per_tier else ("",):
-                keys = [key.replace("{tier}", tier) for key in series.path]
-                family.add_metric([tier] if labels else [], number_at(self._stats, keys))
-            yield family
+            yield _family(series, self._stats)
         yield _http_requests(self._stats)
+
+
+def _family(series: Series, stats: Mapping[str, Any]) -> Metric:
+    name, labels = PREFIX + series.name, series.labels
+    if series.kind == "histogram":
+        histogram = HistogramMetricFamily(name, series.help)
+        buckets = [(f"{bound:g}", number_at(stats, (*series.path, f"le_{bound:g}"))) for bound in BOUNDS_S]
+        count = number_at(stats, (*series.path, "count"))
+        histogram.add_metric([], [*buckets, ("+Inf", count)], number_at(stats, (*series.path, "sum_s")))
+        return histogram
+    family = (CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily)(name, series.help, labels=labels)
+    for values, path in series.places():
+        family.add_metric(values, number_at(stats, path))
+    return family
 
 
 def _http_requests(stats: Mapping[str, Any]) -> Metric:

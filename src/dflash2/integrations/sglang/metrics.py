@@ -51,20 +51,19 @@ def _writers(stats: Mapping[str, Any], rank: int) -> list[tuple[tuple[str, ...],
     # Imported here: prometheus_client decides at its import whether it writes to files.
     from prometheus_client import Counter, Gauge
 
-    from dflash2.monitoring.prometheus import METRICS, PREFIX, TIERS
+    from dflash2.monitoring.prometheus import METRICS, PREFIX
 
     writers: list[tuple[tuple[str, ...], Any, bool]] = []
     for series in METRICS:
-        if series.path[0] not in stats:
+        if series.path[0] not in stats or series.kind == "histogram":
             continue
         is_counter = series.kind == "counter"
-        labels = ["rank", "tier"] if series.per_tier else ["rank"]
+        labels = ["rank", *series.labels]
         metric: Any = (
             Counter(PREFIX + series.name, series.help, labels)
             if is_counter
             else Gauge(PREFIX + series.name, series.help, labels, multiprocess_mode="mostrecent")
         )
-        for tier in TIERS if series.per_tier else ("",):
-            path = tuple(key.replace("{tier}", tier) for key in series.path)
-            writers.append((path, metric.labels(*([str(rank), tier] if tier else [str(rank)])), is_counter))
+        for values, path in series.places():
+            writers.append((path, metric.labels(str(rank), *values), is_counter))
     return writers
