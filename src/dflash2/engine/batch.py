@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dflash2.types import BoolArray, IntArray
 
@@ -20,6 +20,8 @@ class StepBatch:
         block_tables: S int32 vectors of **HBM slots** in sequence order, each covering ``context_lens[i]`` tokens.
         wants_logits: bool ``[S]``; True where the last new token's logits are needed (not for the
             earlier chunks of a chunked prefill).
+        adapter_slots: for each of the S sequences the device slot of its LoRA adapter, None for the base model; empty
+            where none has an adapter.
     """
 
     token_ids: IntArray
@@ -28,3 +30,4 @@ class StepBatch:
     context_lens: IntArray
     block_tables: list[IntArray]
     wants_logits: BoolArray
+    adapter_slots: list[int | None] = field(default_factory=list)

@@ -23,10 +23,10 @@ class RecomputeScheduler(Scheduler):
         while self.waiting and self.num_running < self.limits.max_running:
             state = self.waiting[0]
             request = state.request
-            names = {"adapter": request.adapter, "tenant_salt": request.tenant_salt}
+            names = {"adapter": state.adapter_key, "tenant_salt": request.tenant_salt}
             if not self.runtime.has_room_for(state.tokens, **names):
                 return
-            sequence = self.runtime.open_unreserved(request.request_id, state.tokens, **names)
+            sequence = self.runtime.open_unreserved(state.sequence_id, state.tokens, **names)
             entered = self.runtime.try_enter(sequence, state.num_tokens - sequence.num_tokens)
             assert entered
             self.waiting.popleft()

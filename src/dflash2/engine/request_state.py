@@ -6,23 +6,31 @@ import numpy as np
 
 from dflash2.cache.sequence import Sequence
 from dflash2.engine.base import GenerationRequest
-from dflash2.engine.sampling import resolve_seed
+from dflash2.engine.sampling import branch_seed, resolve_seed
 from dflash2.types import IntArray
 
 
 class RequestState:
-    """A request, its tokens so far, and its blocks once it is admitted.
+    """One branch of a request, its tokens so far, and its blocks once it is admitted.
+
+    A request with several answers, or with beams, is one branch until its prompt is computed and forks then.
 
     Args:
         request: as the front end gave it.
         max_total_tokens: prompt plus output at most.
         deadline_s: latest time of admission, on the engine's clock.
+        index: which branch it is; the first is 0.
     """
 
-    def __init__(self, request: GenerationRequest, max_total_tokens: int, deadline_s: float) -> None:
+    def __init__(self, request: GenerationRequest, max_total_tokens: int, deadline_s: float, index: int = 0) -> None:
         self.request = request
+        self.index = index
+        self.adapter_key: str | None = None
+        """Identity of its adapter's weights; None for the base model."""
+        self.adapter_slot: int | None = None
+        """Where the adapter's weights are on the device; None for the base model."""
         self.deadline_s = deadline_s
-        self.seed = resolve_seed(request.sampling)
+        self.seed = branch_seed(resolve_seed(request.sampling), index)
         self.max_total_tokens = max_total_tokens
         self.num_prompt_tokens = len(request.token_ids)
         self.num_tokens = self.num_prompt_tokens
@@ -44,6 +52,29 @@ class RequestState:
         return self.request.request_id
 
     @property
+    def sequence_id(self) -> str:
+        """Name of its sequence: the request's own for the first branch."""
+        return branch_id(self.request_id, self.index)
+
+    def fork(self, index: int, sequence: Sequence | None) -> RequestState:
+        """A branch with the same past.
+
+        Args:
+            index: of the new branch, not used by another one of this request.
+            sequence: its fork of this one's blocks; None if this one was dropped.
+        """
+        twin = RequestState(self.request, self.max_total_tokens, self.deadline_s, index)
+        twin.seed = branch_seed(self.seed, index)
+        twin.adapter_key, twin.adapter_slot = self.adapter_key, self.adapter_slot
+        twin._tokens[: self.num_tokens] = self.tokens
+        twin.num_tokens = self.num_tokens
+        twin.sequence = sequence
+        twin.admitted = True
+        twin.num_cached_tokens = self.num_cached_tokens
+        twin.turn_tokens = self.turn_tokens
+        return twin
+
+    @property
     def blocks(self) -> Sequence:
         """Its sequence; only for admitted requests."""
         assert self.sequence is not None
@@ -60,7 +91,10 @@ class RequestState:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens whose KV has to be computed before the next one can be sampled; 1 when decoding."""
+        """Tokens whose KV has to be computed before the next one can be sampled; 1 when decoding.
+
+        0 for a beam that waits for the others of its request.
+        """
         return self.num_tokens - self.blocks.num_tokens
 
     @property
@@ -71,3 +105,8 @@ class RequestState:
         self._tokens[self.num_tokens] = token_id
         self.num_tokens += 1
         self.turn_tokens += 1
+
+
+def branch_id(request_id: str, index: int) -> str:
+    """Name of a branch's sequence."""
+    return request_id if index == 0 else f"{request_id}.{index}"

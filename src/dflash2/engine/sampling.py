@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from collections.abc import Sequence
@@ -44,6 +45,11 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     n: int = 1
+
+    @property
+    def num_branches(self) -> int:
+        """Sequences that are decoded side by side."""
+        return self.n
 
     @property
     def is_greedy(self) -> bool:
@@ -96,6 +102,14 @@ class SampleResult:
 def resolve_seed(params: SamplingParams) -> int:
     """The request's seed as a non-negative 64-bit number; drawn once, when the request arrives, if it names none."""
     return secrets.randbits(64) if params.seed is None else params.seed % 2**64
+
+
+def branch_seed(seed: int, index: int) -> int:
+    """Seed of a request's branch, 64 bits; the first branch has the request's own."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
 
 
 def sample(

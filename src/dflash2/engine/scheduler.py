@@ -10,7 +10,7 @@ import numpy as np
 
 from dflash2.cache.sequence import Residency
 from dflash2.engine.batch import StepBatch
-from dflash2.engine.request_state import RequestState
+from dflash2.engine.request_state import RequestState, branch_id
 from dflash2.errors import DeadlineExceeded
 from dflash2.runtime import Runtime
 from dflash2.types import IntArray
@@ -93,6 +93,20 @@ class Scheduler(ABC):
         if state.sequence is not None:
             self.runtime.close(state.sequence)
 
+    def fork(self, state: RequestState, index: int) -> RequestState:
+        """A second branch of a running request, under the same promise; it takes its turns on its own from now on."""
+        sequence = (
+            None if state.sequence is None else self.runtime.fork(state.sequence, branch_id(state.request_id, index))
+        )
+        twin = state.fork(index, sequence)
+        if sequence is None:
+            self.waiting.appendleft(twin)
+        elif state in self.resident and self.runtime.try_enter(sequence, 1):
+            self.resident.append(twin)
+        else:
+            self.paused.append(twin)
+        return twin
+
     def take_expired(self, now: float) -> list[RequestState]:
         """Remove the requests that waited for admission beyond their deadline."""
         expired = [state for state in self.waiting if now > state.deadline_s and not state.admitted]
@@ -154,7 +168,7 @@ class Scheduler(ABC):
     def _pick(self, now: float) -> dict[RequestState, int]:
         """Requests of the step with their numbers of new tokens: decodes first, those with the shortest turn ahead."""
         budget = self.limits.max_batch_tokens
-        ready = [state for state in self.resident if state.blocks.residency is Residency.RESIDENT]
+        ready = [s for s in self.resident if s.blocks.residency is Residency.RESIDENT and s.num_uncomputed]
         ready.sort(key=lambda state: (state.is_prefilling, state.turn_tokens))
         picked: dict[RequestState, int] = {}
         begun: set[bytes] = set()
@@ -210,6 +224,7 @@ def _pack(picked: dict[RequestState, int]) -> StepBatch:
         context_lens=_ints(last),
         block_tables=[state.blocks.hbm_slots for state in picked],
         wants_logits=np.array([end == state.num_tokens for state, _, end in spans], np.bool_),
+        adapter_slots=[state.adapter_slot for state in picked],
     )
 
 

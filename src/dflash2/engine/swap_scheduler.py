@@ -39,7 +39,8 @@ class SwapScheduler(Scheduler):
                 request.request_id,
                 request.token_ids,
                 state.max_total_tokens - state.num_prompt_tokens,
-                adapter=request.adapter,
+                num_branches=request.sampling.num_branches,
+                adapter=state.adapter_key,
                 tenant_salt=request.tenant_salt,
             )
             if sequence is None:
@@ -82,8 +83,15 @@ class SwapScheduler(Scheduler):
         return min(wanted, state.max_total_tokens) - state.blocks.num_tokens
 
     def _longest_over(self) -> RequestState | None:
-        """The resident request that is longest over its turn."""
-        over = [state for state in self.resident if state.turn_tokens >= self.limits.quantum_tokens]
+        """The resident request that is longest over its turn. A beam that waits for the others needs no place.
+
+        Otherwise two beams of one request might wait, one for the other's token and that for the first one's room.
+        """
+        over = [
+            state
+            for state in self.resident
+            if state.turn_tokens >= self.limits.quantum_tokens or not state.num_uncomputed
+        ]
         return max(over, key=lambda state: state.turn_tokens, default=None)
 
     def _pause(self, state: RequestState) -> None:
