@@ -6,7 +6,7 @@ import pytest
 from dflash2.errors import IntegrityError
 from dflash2.table.page_table import BlockState, PageTable
 from dflash2.table.prefix_index import PrefixIndex
-from dflash2.types import Tier
+from dflash2.types import IntArray, Tier
 
 A, B, C, D, X = b"a", b"b", b"c", b"d", b"x"
 
@@ -126,3 +126,29 @@ def test_damage_is_noticed(tree: Tree, damage: str) -> None:
         tree.table.num_children[a], tree.table.num_children[other] = 0, 1
     with pytest.raises(IntegrityError):
         tree.index.check_integrity()
+
+
+def blocks(tree: Tree, count: int) -> IntArray:
+    return np.array([tree.block() for _ in range(count)], np.int32)
+
+
+def test_a_chain_is_published_as_far_as_it_hangs_together(tree: Tree) -> None:
+    a = tree.publish(A)
+    known, new = tree.publish(B, A, 1), blocks(tree, 3)
+    assert tree.index.publish_chain(new, [B, C, D], A, 1) == 2
+    assert tree.index.longest_prefix([A, B, C, D]).tolist() == [a, known, new[1], new[2]]
+    assert tree.table.position[new[1:]].tolist() == [2, 3]
+    assert tree.table.state[new[0]] == BlockState.SEALED
+    assert tree.index.publish_chain(blocks(tree, 1), [X], b"unknown", 4) == 0
+    tree.index.check_integrity()
+
+
+def test_ends_are_blocks_whose_followers_are_all_there(tree: Tree) -> None:
+    a, b, c, d = tree.publish(A), tree.publish(B, A, 1), tree.publish(C, B, 2), tree.publish(D, B, 2)
+    ids = np.array([a, c, b, d], np.int32)
+    assert tree.index.ends_among(ids).tolist() == [True, True, True, True]
+    assert tree.index.ends_among(ids[:3]).tolist() == [False, True, False]
+    assert tree.index.ends_among(ids[:0]).tolist() == []
+    tree.index.unpublish_ends(np.array([d, b, c], np.int32))
+    assert tree.index.longest_prefix([A, B]).tolist() == [a] and tree.table.num_children[a] == 0
+    tree.index.check_integrity()

@@ -16,7 +16,7 @@ from dflash2.errors import IntegrityError
 from dflash2.monitoring.computed_keys import ComputedKeys
 from dflash2.monitoring.counters import CacheCounters
 from dflash2.policy.base import Outcome, PlacementPolicy, RequestTraits
-from dflash2.table.keys import chain, next_key
+from dflash2.table.keys import KeyChain, chain
 from dflash2.table.page_table import BlockState, PageTable
 from dflash2.table.prefix_index import PrefixIndex
 from dflash2.transfer.base import TransferEngine
@@ -49,6 +49,8 @@ class CacheManager:
         transfer: moves bytes between tiers.
         settings: sizes.
         copy_in_hbm: for copy-on-write of a forked tail.
+        key_chain: names blocks; another one than the hash of the content is for replays of traces, which have no
+            content.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class CacheManager:
         transfer: TransferEngine,
         settings: CacheSettings,
         copy_in_hbm: BlockCopier,
+        key_chain: KeyChain = chain,
     ) -> None:
         self.table = table
         self.policy = policy
@@ -81,6 +84,7 @@ class CacheManager:
             block_size=settings.block_size,
             copy_in_hbm=copy_in_hbm,
         )
+        self._key_chain = key_chain
         self._computed = ComputedKeys()
         self._open: set[Sequence] = set()
 
@@ -124,7 +128,7 @@ class CacheManager:
         start, end = sequence.num_tokens, sequence.num_tokens + self.block_size
         if start != len(sequence.block_ids) * self.block_size or end >= len(token_ids):
             return None
-        return next_key(sequence.last_key, token_ids[start:end])
+        return self._key_chain(sequence.last_key, token_ids[start:end], self.block_size)[0]
 
     def join_prefix(self, sequence: Sequence, token_ids: IntArray, now: float) -> None:
         """Take over blocks of a prompt that other sequences have published since this one was opened.
@@ -151,11 +155,11 @@ class CacheManager:
         ids = sequence.block_ids[: self.residency.blocks_for(sequence.num_tokens)].copy()
         twin = Sequence(request_id, sequence.root, ids, keys=list(sequence.keys))
         twin.append_tokens(sequence.tokens)
+        sequence.writable_tokens = 0  # its tail is shared from now on
         self.table.ref_count[twin.block_ids] += 1
         self._open.add(twin)
         return twin
 
-        sequence.writable_tokens = 0  # its tail is shared from now on
     def close(self, sequence: Sequence, now: float, outcome: Outcome | None = None) -> None:
         """End a sequence in whatever state it is. Published blocks stay as cache. Idempotent.
 
@@ -183,8 +187,8 @@ class CacheManager:
         first = len(sequence.keys)
         sequence.append_tokens(token_ids)
         self.counters.computed_tokens += len(token_ids)
-        for position in range(first, sequence.num_tokens // self.block_size):
-            self._seal(sequence, position)
+        if sequence.num_tokens // self.block_size > first:
+            self._seal_from(sequence, first)
 
     # -- restart and flush ---------------------------------------------------------------------------------------
 
@@ -222,12 +226,12 @@ class CacheManager:
             np.add.at(refs, sequence.block_ids, 1)
             if sequence.residency is not Residency.PAUSED:
                 np.add.at(pins, sequence.block_ids, 1)
+            if sequence.writable_tokens:
+                self._check_writable(sequence)
             if sequence.residency is Residency.RESIDENT:
                 there = table.has(sequence.block_ids, Tier.HBM)
                 same = table.slots_of(sequence.block_ids, Tier.HBM) == sequence.hbm_slots
                 if not np.all(there & same):
-            if sequence.writable_tokens:
-                self._check_writable(sequence)
                     raise IntegrityError(
                         f"a block of resident sequence {sequence.request_id} is not where it should be"
                     )
@@ -239,10 +243,6 @@ class CacheManager:
         if np.any(private & (table.ref_count == 0) & (table.busy == 0)):
             raise IntegrityError("a private block that nobody holds was not freed")
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
-    def _reusable_keys(self, root: bytes, token_ids: IntArray) -> list[bytes]:
-        return chain(root, token_ids[: len(token_ids) - 1], self.block_size)
     def _check_writable(self, sequence: Sequence) -> None:
         table = self.table
         ids = sequence.block_ids[sequence.num_tokens // self.block_size :]
@@ -253,6 +253,10 @@ class CacheManager:
         if not np.all(alone & current) or sequence.writable_tokens > len(sequence.block_ids) * self.block_size:
             raise IntegrityError(f"a block that {sequence.request_id} writes to is shared or has a copy")
 
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _reusable_keys(self, root: bytes, token_ids: IntArray) -> list[bytes]:
+        return self._key_chain(root, token_ids[: len(token_ids) - 1], self.block_size)
 
     def _count_hits(self, ids: IntArray) -> None:
         """Credit each block to the fastest tier that has it."""
@@ -262,17 +266,15 @@ class CacheManager:
             self.counters.hit_tokens[tier] += int(np.count_nonzero(there)) * self.block_size
             rest = rest[~there]
 
-    def _seal(self, sequence: Sequence, position: int) -> None:
-        block_id = int(sequence.block_ids[position])
+    def _seal_from(self, sequence: Sequence, first: int) -> None:
+        """Blocks from index ``first`` on have become full."""
         parent_key = sequence.last_key
-        start = position * self.block_size
-        key = next_key(parent_key, sequence.tokens[start : start + self.block_size])
-        sequence.keys.append(key)
-        if self.table.state[block_id] == BlockState.OPEN:
-            self.table.state[block_id] = BlockState.SEALED
-        self.counters.recomputed_tokens += self.block_size if self._computed.note(key) else 0
-        if self.index.try_publish(block_id, key, parent_key, position):
-            self.counters.published_blocks += 1
+        keys = self._key_chain(parent_key, sequence.tokens[first * self.block_size :], self.block_size)
+        sequence.keys += keys
+        ids = sequence.block_ids[first : first + len(keys)]
+        self.table.state[ids[self.table.state[ids] == BlockState.OPEN]] = BlockState.SEALED
+        self.counters.recomputed_tokens += self.block_size * sum(map(self._computed.note, keys))
+        self.counters.published_blocks += self.index.publish_chain(ids, keys, parent_key, first)
 
     def _release_from(self, sequence: Sequence, num_blocks: int) -> None:
         gone = sequence.block_ids[num_blocks:].copy()

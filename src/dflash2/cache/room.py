@@ -43,7 +43,7 @@ class Room:
             return True
         self._free_duplicates(tier, count - table.num_free(tier), now)
         short = count - table.num_free(tier) - self._mover.leaving(tier)
-        if short > 0:
+        if short > 0 and any(self._mover.accepts(below, now) for below in TIERS_BELOW_HBM if below > tier):
             idle = self.idle(tier)
             alone = idle[table.present[idle] & table.lasting == TIER_BIT[tier]]
             self.demote(self._policy.order(table, alone, short, now), tier, now)
@@ -140,19 +140,32 @@ class Room:
         target = table.num_free(tier) + count
         idle = self.idle(tier)
         unheld = idle[(table.ref_count[idle] == 0) & (table.state[idle] == BlockState.PUBLISHED)]
-        ends = self._policy.order(table, unheld, SURPLUS * count, now)
-        while len(ends) and table.num_free(tier) < target:
-            for block_id in ends.tolist():
-                if table.num_free(tier) < target and table.num_children[block_id] == 0:
-                    self._drop_cached(block_id, tier)
+        victims = self._policy.order(table, unheld, SURPLUS * count, now)
+        while len(victims) and table.num_free(tier) < target:
+            self._forget_ends(victims, target - table.num_free(tier), tier)
             unheld = unheld[(table.state[unheld] == BlockState.PUBLISHED) & table.has(unheld, tier)]
             ends = unheld[table.num_children[unheld] == 0]
-            ends = self._policy.order(table, ends, target - table.num_free(tier), now)
+            victims = self._policy.order(table, ends, target - table.num_free(tier), now)
         # What is left has followers elsewhere, that a running request holds perhaps. Without this last resort such
         # blocks could fill a tier and nothing would ever free them.
         for block_id in self._policy.order(table, unheld, target - table.num_free(tier), now).tolist():
             if table.num_free(tier) < target and table.state[block_id] == BlockState.PUBLISHED:
                 self._drop_cached(block_id, tier)
+
+    def _forget_ends(self, victims: IntArray, count: int, tier: Tier) -> None:
+        """Give up the slots of the first ``count`` victims that have no followers but among those given up."""
+        table = self._table
+        on_device = (table.present[victims] & ~table.lasting) != 0  # an engine of its own has these: they stay known
+        alone = ~on_device
+        alone[alone] = self._index.ends_among(victims[alone])
+        chosen = victims[alone | on_device][:count]
+        on_device = (table.present[chosen] & ~table.lasting) != 0
+        table.drop(chosen[on_device], tier)
+        going = chosen[~on_device]
+        going = going[self._index.ends_among(going)]
+        self._index.unpublish_ends(going)
+        self.release(going)
+        self._counters.dropped_blocks += len(going)
 
     def _drop_cached(self, block_id: int, tier: Tier) -> None:
         """Forget a block and whatever follows it, and free those of them that nobody holds.

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from dflash2.types import KEY_BYTES, IntArray
 
 LAYOUT_VERSION = 1
 """Raise it when the byte order inside a block changes: older blocks then no longer match."""
+
+
+KeyChain = Callable[[bytes, IntArray, int], list[bytes]]
+"""As ``chain``: parent key, tokens and block size to the keys of the full blocks."""
 
 
 def _digest(*parts: tuple[str, bytes | None]) -> bytes:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dflash2.errors import IntegrityError
 from dflash2.table.page_table import BlockState, PageTable
-from dflash2.types import IntArray
+from dflash2.types import BoolArray, IntArray
 
 
 class PrefixIndex:
@@ -35,13 +35,15 @@ class PrefixIndex:
 
     def longest_prefix(self, keys: Sequence[bytes]) -> IntArray:
         """Ids of the leading blocks that are published and have a copy on some tier."""
-        ids: list[int] = []
+        found: list[int] = []
         for key in keys:
             block_id = self._ids.get(key)
-            if block_id is None or not self._table.present[block_id]:
+            if block_id is None:
                 break
-            ids.append(block_id)
-        return np.array(ids, np.int32)
+            found.append(block_id)
+        ids = np.array(found, np.int32)
+        gone = np.flatnonzero(self._table.present[ids] == 0)
+        return ids[: gone[0]] if len(gone) else ids
 
     def try_publish(self, block_id: int, key: bytes, parent_key: bytes, position: int) -> bool:
         """Make a SEALED block findable.
@@ -63,6 +65,36 @@ class PrefixIndex:
         self._ids[key] = block_id
         self._keys[block_id] = key
         return True
+
+    def publish_chain(self, ids: IntArray, keys: Sequence[bytes], parent_key: bytes, position: int) -> int:
+        """``try_publish`` for consecutive SEALED blocks of one sequence.
+
+        Args:
+            ids: int32 ``[n]``, distinct.
+            keys: of these blocks.
+            parent_key: key of the block before the first.
+            position: index of the first in its sequence.
+
+        Returns:
+            How many were published; the others are known already or their parent is not published.
+        """
+        parent = self._ids.get(parent_key) if position else None
+        new: list[int] = []
+        parents: list[int] = []
+        for offset, (block_id, key) in enumerate(zip(ids.tolist(), keys, strict=True)):
+            known = self._ids.get(key)
+            if known is None and (parent is not None or position + offset == 0):
+                self._ids[key] = known = block_id
+                self._keys[block_id] = key
+                new.append(offset)
+                parents.append(0 if parent is None else parent)
+            parent = known
+        table, published = self._table, ids[new]
+        table.position[published] = position + np.array(new, np.int32)
+        table.state[published] = BlockState.PUBLISHED
+        table.parent[published] = parents
+        np.add.at(table.num_children, table.parent[published[table.position[published] > 0]], 1)
+        return len(new)
 
     def adopt(self, block_id: int, key: bytes) -> None:
         """Publish a block found on NVMe after a restart; its parent is not known yet and it counts as a head."""
@@ -94,6 +126,31 @@ class PrefixIndex:
         table.state[taken] = BlockState.SEALED
         table.num_children[taken] = 0
         return taken
+
+    def ends_among(self, ids: IntArray) -> BoolArray:
+        """bool ``[n]``: all that follows this published block is among ``ids`` as well (int32 ``[n]``, distinct)."""
+        table = self._table
+        ends = np.ones(len(ids), np.bool_)
+        while True:
+            kept = ids[ends]
+            followers = kept[table.position[kept] > 0]
+            parents, counts = np.unique(table.parent[followers], return_counts=True)
+            among = np.zeros(len(ids), np.int64)
+            _, at, which = np.intersect1d(ids, parents, assume_unique=True, return_indices=True)
+            among[at] = counts[which]
+            still = ends & (table.num_children[ids] == among)
+            if np.array_equal(still, ends):
+                return ends
+            ends = still
+
+    def unpublish_ends(self, ids: IntArray) -> None:
+        """Take blocks out of the index of which each has all its followers among ``ids``; they become SEALED."""
+        table = self._table
+        followers = ids[table.position[ids] > 0]
+        np.subtract.at(table.num_children, table.parent[followers], 1)
+        for block_id in ids.tolist():
+            del self._ids[self._keys.pop(block_id)]
+        table.state[ids] = BlockState.SEALED
 
     def clear(self) -> None:
         """Unpublish everything."""
