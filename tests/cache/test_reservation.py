@@ -130,3 +130,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
+
+
+def test_branches_together_fit_all_tiers_and_each_fits_hbm() -> None:
+    ledger = ReservationLedger(100, largest=20)
+    assert ledger.try_reserve("P", 60, at_once=20)
+    assert ledger.try_extend("P", 70, at_once=20)
+    assert not ledger.try_reserve("Q", 31, at_once=20) and ledger.num_promised == 70
+    with pytest.raises(RequestTooLarge, match="needs 101 KV blocks for all its branches"):
+        ledger.check_size(101, at_once=20)
+    with pytest.raises(RequestTooLarge, match="needs 21 KV blocks at once"):
+        ledger.check_size(50, at_once=21)

@@ -35,10 +35,22 @@ class ReservationLedger:
     def num_requests(self) -> int:
         return len(self._promised)
 
-    def check_size(self, count: int) -> None:
-        """Raises:
-        RequestTooLarge: ``count`` blocks never fit, however long the request waits.
+    def check_size(self, count: int, at_once: int | None = None) -> None:
+        """Check what a request needs against what there is.
+
+        Args:
+            count: blocks of all its branches.
+            at_once: how many of them have to be in HBM at one time, those of its longest branch; by default all.
+
+        Raises:
+            RequestTooLarge: they never fit, however long the request waits.
         """
+        if at_once is not None and count > self.num_blocks:
+            raise RequestTooLarge(
+                f"the request needs {count} KV blocks for all its branches and this server has room for "
+                f"{self.num_blocks}; lower n, the beam width or max_tokens, or give the tiers more room"
+            )
+        count = count if at_once is None else at_once
         if count > self.largest:
             raise RequestTooLarge(
                 f"the request needs {count} KV blocks at once and this server has room for {self.largest}; "
@@ -46,8 +58,8 @@ class ReservationLedger:
                 "memory.hbm_capacity_mb)"
             )
 
-    def try_reserve(self, request_id: str, count: int) -> bool:
-        """Promise ``count`` blocks to the request.
+    def try_reserve(self, request_id: str, count: int, at_once: int | None = None) -> bool:
+        """Promise ``count`` blocks to the request, for all its branches or not at all. Arguments as for ``check_size``.
 
         Returns:
             False, and no change, if they are not to be had now.
@@ -56,7 +68,7 @@ class ReservationLedger:
             RequestTooLarge: see ``check_size``.
             IntegrityError: the request has a promise already.
         """
-        self.check_size(count)
+        self.check_size(count if at_once is None else at_once)
         if request_id in self._promised:
             raise IntegrityError(f"request {request_id} has a reservation already")
         if count > self.num_free:
@@ -65,8 +77,10 @@ class ReservationLedger:
         self._total += count
         return True
 
-    def try_extend(self, request_id: str, count: int) -> bool:
+    def try_extend(self, request_id: str, count: int, at_once: int | None = None) -> bool:
         """Raise the request's promise to ``count`` blocks; no effect if it is that large already.
+
+        Arguments as for ``check_size``.
 
         Returns:
             False, and no change, if the difference is not to be had now.
@@ -75,7 +89,7 @@ class ReservationLedger:
             RequestTooLarge: see ``check_size``.
             IntegrityError: the request has no promise.
         """
-        self.check_size(count)
+        self.check_size(count if at_once is None else at_once)
         more = count - self.promised_to(request_id)
         if more > self.num_free:
             return False
