@@ -126,8 +126,8 @@ class Runtime:
         Raises:
             RequestTooLarge: they never will be.
         """
-        _, needed = self.needed_blocks(len(token_ids), max_new_tokens, num_branches)
-        if not self.ledger.try_reserve(request_id, needed):
+        at_once, needed = self.needed_blocks(len(token_ids), max_new_tokens, num_branches)
+        if not self.ledger.try_reserve(request_id, needed, at_once):
             self.cache.counters.reservations_refused += 1
             return None
         self.cache.counters.reservations += 1
