@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,13 @@ class LoadedModel:
         model: in evaluation mode, without gradients.
         source: the path or hub id it came from.
         dtype: of weights and KV, a key of ``types.DTYPE_BYTES``.
+        fingerprint: identity of configuration and weights, for block keys; see ``model_fingerprint``.
     """
 
     model: PreTrainedModel
     source: str
     dtype: str
+    fingerprint: str
 
     @property
     def config(self) -> PretrainedConfig:
@@ -61,11 +62,6 @@ class LoadedModel:
                 return tuple(value) if isinstance(value, list | tuple) else (int(value),)
         return ()
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Identity of configuration and weights, for block keys; see ``model_fingerprint``."""
-        return model_fingerprint(self.model)
-
     def kv_layout(self, block_size: int) -> KVLayout:
         """Shape of one KV block of ``block_size`` tokens."""
         config = self.config
@@ -91,7 +87,7 @@ def load_model(path_or_id: str | Path, dtype: str = "float32", device: str = "cp
     torch_dtype: torch.dtype = getattr(torch, dtype)
     model = _load_gguf(Path(source), torch_dtype) if _is_gguf(source) else _load_transformers(source, torch_dtype)
     model.to(device).train(False).requires_grad_(False)
-    return LoadedModel(model, source, dtype)
+    return LoadedModel(model, source, dtype, model_fingerprint(model))
 
 
 def load_tokenizer(path_or_id: str | Path) -> Any:
