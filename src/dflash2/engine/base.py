@@ -36,6 +36,38 @@ class FinishReason(Enum):
     """The request was not admitted before its deadline; ``TokenOutput.error`` says what was short."""
 
 
+@dataclass(frozen=True, slots=True)
+class RequestHints:
+    """What a client may say about a request besides what it wants; none of it changes the answer.
+
+    Attributes:
+        session_id: the conversation it belongs to.
+        ttl_s: how long the conversation is expected to go on being used after this request.
+        priority: smaller goes first, as in vLLM; 0 is the usual.
+        pin: keep the prompt's blocks for ``ttl_s``, whatever the policy thinks of them.
+    """
+
+    session_id: str | None = None
+    ttl_s: float | None = None
+    priority: int = 0
+    pin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities at one position.
+
+    Attributes:
+        logprob: of the token that was chosen.
+        top_ids: the likeliest tokens, the likeliest first; as many as were asked for.
+        top_logprobs: theirs.
+    """
+
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationRequest:
     """One prompt and how to continue it.
@@ -47,6 +79,7 @@ class GenerationRequest:
         arrival_s: when the request arrived, before tokenising, on the engine's clock (``time.monotonic``).
         adapter: name of a LoRA adapter.
         tenant_salt: requests share cached blocks only with requests of the same salt.
+        hints: what helps to place and order it.
     """
 
     request_id: str
@@ -55,18 +88,22 @@ class GenerationRequest:
     arrival_s: float
     adapter: str | None = None
     tenant_salt: str | None = None
+    hints: RequestHints = RequestHints()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """One token of one request, or the end of it.
+    """One token of one branch of a request, or the end of the branch.
 
     Attributes:
         token_id: None only on an end without a token (cancel, error, timeout).
-        finish_reason: set on a request's last output, and only there.
+        finish_reason: set on a branch's last output, and only there.
         num_prompt_tokens: length of the prompt.
         num_cached_tokens: prompt tokens whose KV was reused.
         error: why, with ``FinishReason.ERROR`` and ``TIMEOUT``, and only there.
+        index: which of the request's answers; 0 where it asks for one.
+        more_to_come: other answers of the request have not ended.
+        logprobs: if the request asks for them.
 
     Raises:
         ValueError: an output that says it failed and not why, or the other way round.
@@ -78,6 +115,14 @@ class TokenOutput:
     num_prompt_tokens: int
     num_cached_tokens: int
     error: Exception | None = None
+    index: int = 0
+    more_to_come: bool = False
+    logprobs: TokenLogprobs | None = None
+
+    @property
+    def ends_request(self) -> bool:
+        """Nothing follows for this request."""
+        return self.finish_reason is not None and not self.more_to_come
 
     def __post_init__(self) -> None:
         failed = self.finish_reason in (FinishReason.ERROR, FinishReason.TIMEOUT)
@@ -105,8 +150,11 @@ class Engine(Protocol):
         After either, the engine's state is unchanged.
         """
 
-    def cancel(self, request_id: str) -> None:
-        """End a request; idempotent, unknown ids are ignored. A ``CANCELLED`` output follows from the next step."""
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one of its answers; idempotent, unknown ones are ignored.
+
+        A ``CANCELLED`` output for each answer that ends so follows from the next step.
+        """
 
     def step(self) -> list[TokenOutput]:
         """Do one model step and return what it produced.

@@ -16,6 +16,9 @@ from dflash2.types import BoolArray, FloatArray, IntArray
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 256
+MAX_ANSWERS = 16
+MAX_BEAM_WIDTH = 4
+MAX_LOGPROBS = 20
 _CANDIDATES = 512
 """Top-p first looks at this many likeliest tokens; sorting a whole vocabulary takes milliseconds."""
 
@@ -33,7 +36,10 @@ class SamplingParams:
         stop_token_ids: tokens that end the answer, besides the model's own.
         ignore_eos: go on after the model's end-of-sequence token.
         seed: makes the choices repeatable, whatever else is in the batch; None draws one.
-        n: answers per prompt; only 1.
+        n: answers per prompt.
+        logprobs: tell the log-probability of each token and of so many of the likeliest ones; None: of none.
+        beam_width: search with so many beams instead of drawing tokens, and answer with the ``n`` best; None: do not.
+        length_penalty: of beam search; above 0 favours long answers.
     """
 
     max_tokens: int = 128
@@ -45,11 +51,14 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     n: int = 1
+    logprobs: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
 
     @property
     def num_branches(self) -> int:
         """Sequences that are decoded side by side."""
-        return self.n
+        return self.n if self.beam_width is None else self.beam_width
 
     @property
     def is_greedy(self) -> bool:
@@ -75,7 +84,15 @@ class SamplingParams:
         )
         _require(all(token >= 0 for token in self.stop_token_ids), "stop_token_ids", "contains a negative id")
         _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must fit 64 bits")
-        _require(self.n == 1, "n", "must be 1")
+        _require(1 <= self.n <= MAX_ANSWERS, "n", f"must lie in 1...{MAX_ANSWERS}")
+        _require(
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, "logprobs", f"must lie in 0...{MAX_LOGPROBS}"
+        )
+        if self.beam_width is not None:
+            _require(1 <= self.beam_width <= MAX_BEAM_WIDTH, "beam_width", f"must lie in 1...{MAX_BEAM_WIDTH}")
+            _require(self.n <= self.beam_width, "n", "must not be above the beam width")
+            _require(math.isfinite(self.length_penalty), "length_penalty", "must be finite")
+            _require(self.logprobs is None, "logprobs", "cannot be told of beams")
 
 
 def _require(holds: bool, param: str, problem: str) -> None:
