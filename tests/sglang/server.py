@@ -30,9 +30,7 @@ class Server:
         keep_python_path: the server sees ``PYTHONPATH``.
     """
 
-    def __init__(
-        self, python: str, model: str, log: Path, *arguments: str, keep_python_path: bool = False
-    ) -> None:
+    def __init__(self, python: str, model: str, log: Path, *arguments: str, keep_python_path: bool = False) -> None:
         self.log = log
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -127,7 +127,7 @@ def test_a_block_survives_its_page(engine: Engine) -> None:
 
 def test_a_page_given_up_before_it_was_copied_is_never_offered(engine: Engine) -> None:
     ids = engine.compute([10, 11], [3, 4])
-    engine.keeper._copy_down(ids, None)  # begun, not ended
+    engine.keeper._copy_down.begin(ids, None)  # begun, not ended
     engine.cache.mover.poll = lambda now: None  # type: ignore[method-assign]
     engine.give_up([3, 4])
     del engine.cache.mover.poll

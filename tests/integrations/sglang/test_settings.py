@@ -12,8 +12,9 @@ import pytest
 
 from dflash2.config import parse_config
 from dflash2.errors import ConfigError
-from dflash2.integrations.sglang import plugin, settings
+from dflash2.integrations.sglang import plugin, settings, sizing
 from dflash2.integrations.sglang.sizing import kv_budget_bytes
+from dflash2.types import MIB
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +118,32 @@ def test_flag_gives_children_the_absolute_path(tmp_path: Path, monkeypatch: pyte
     assert os.environ[settings.VARIABLE] == str(tmp_path / "config.json")
 
 
+def budget(memory: dict[str, int], device: str = "cuda") -> int:
+    config = parse_config(json.dumps({"memory": memory, "policy": {"swap_batch_size": 4}}))
+    return kv_budget_bytes(config, device, found=10, token_bytes=MIB // 16, page_tokens=16)
+
+
+@pytest.fixture
+def device_of_100_mib_with_70_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "total_device_bytes", lambda device: 100 * MIB)
+    monkeypatch.setattr(sizing, "free_device_bytes", lambda device: 70 * MIB)
+
+
 def test_a_cpu_pool_has_the_configured_size() -> None:
-    memory = json.dumps({"memory": {"hbm_capacity_mb": 3}})
-    assert kv_budget_bytes(parse_config(memory), "cpu", 10) == 3 << 20
-    assert kv_budget_bytes(parse_config("{}"), "cpu", 10) == 10
+    assert budget({"hbm_capacity_mb": 3}, "cpu") == 3 * MIB
+    assert budget({}, "cpu") == 10
+
+
+@pytest.mark.usefixtures("device_of_100_mib_with_70_free")
+def test_a_device_pool_leaves_room_for_reserve_and_staging() -> None:
+    staging = 2 * 4
+    assert budget({"hbm_reserve_mb": 40}) == (100 - 40 - staging) * MIB
+    assert budget({"hbm_reserve_mb": 40, "hbm_capacity_mb": 7}) == 7 * MIB
+
+
+@pytest.mark.usefixtures("device_of_100_mib_with_70_free")
+@pytest.mark.parametrize(("reserve", "said"), [(92, "leave nothing"), (20, "all but 70 MiB")])
+def test_a_device_pool_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str], reserve: int, said: str) -> None:
+    with pytest.raises(SystemExit):
+        budget({"hbm_reserve_mb": reserve})
+    assert said in capsys.readouterr().err

@@ -17,6 +17,7 @@ from dflash2.errors import DFlash2Error
 from dflash2.integrations.sglang.clock import TurnoverClock
 from dflash2.integrations.sglang.errors import refuse
 from dflash2.integrations.sglang.keeper import Keeper
+from dflash2.integrations.sglang.keys import PageKeys
 from dflash2.pools.base import PieceCopier
 from dflash2.pools.tensor import LayerFirstPool
 from dflash2.table.keys import KeyNamespace
@@ -69,26 +70,22 @@ def made(token: Any) -> None:
     _placement.reset(token)
 
 
-def fingerprint_of(placement: Placement) -> str:
-    """Hash of the weights as they are now."""
-    return model_fingerprint(placement.model)
-
-
 def build_keeper(
     params: Any, components: Any, path: str, placement: Placement, forward_stream: Any
-) -> tuple[Keeper, KeyNamespace]:
+) -> tuple[Keeper, PageKeys]:
     """Take DRAM and NVMe and mirror SGLang's pool; ends the process with a message where that is not possible."""
     try:
         config = load_config(path)
         pool = _mirror_pool(params, components, config, forward_stream)
         namespace = KeyNamespace(
             model=placement.model_name,
-            weights_version=f"{placement.weight_version}/{fingerprint_of(placement)}",
+            weights_version=placement.weight_version,
             dtype=pool.layout.dtype,
             block_size=pool.layout.block_size,
             rank=placement.tp_rank,
             world_size=placement.tp_size,
         )
+        keys = PageKeys(namespace, lambda: model_fingerprint(placement.model))
         clock = TurnoverClock(pool.num_slots)
         world = placement.tp_size * placement.dp_size
         rank = placement.dp_rank * placement.tp_size + placement.tp_rank
@@ -98,7 +95,7 @@ def build_keeper(
         runtime = create_runtime(
             config,
             pool.layout,
-            namespace,
+            keys.namespace,
             world_size=world,
             rank=rank,
             ranks_per_machine=on_machine,
@@ -110,7 +107,7 @@ def build_keeper(
     except DFlash2Error as error:
         refuse(str(error))
     margin = 2 * -(-placement.chunk_tokens // pool.layout.block_size)
-    return Keeper(runtime, clock, margin), namespace
+    return Keeper(runtime, clock, margin), keys
 
 
 def _fewest(config: Config) -> int:

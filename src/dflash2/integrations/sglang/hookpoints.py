@@ -59,6 +59,12 @@ RELEASE_KV = HookPoint(
     f"{_MEM}.common.release_kv_cache", ("req", "tree_cache", "checkpoint"), "keeps the KV of a retracted request"
 )
 
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+WEIGHTS_UPDATED = HookPoint(
+    f"{_UPDATER}.flush_cache_after_weight_update", ("self", "recv_req", "success"), "notices new weights"
+)
+WEIGHTS_FINISHED = HookPoint(f"{_UPDATER}.end_weight_update", ("self", "recv_req"), "notices new weights")
+
 IN_FRONT_END = (ADD_CLI_ARGS, FROM_CLI_ARGS, RESOLVE_ONCE)
 IN_SCHEDULER = (
     CREATE_CACHE,
@@ -69,6 +75,8 @@ IN_SCHEDULER = (
     ADD_ONE_REQ,
     RELEASE_REQ,
     RELEASE_KV,
+    WEIGHTS_UPDATED,
+    WEIGHTS_FINISHED,
 )
 READ_ONLY = (
     HookPoint(f"{_MEM}.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids", ("self", "page_ids"), "frees"),
@@ -82,6 +90,11 @@ READ_ONLY = (
     HookPoint(f"{_MEM}.unified_radix_cache.UnifiedRadixCache.get_prefix_hash_values", ("self", "node_id"), "parents"),
     HookPoint(f"{_MEM}.unified_radix_cache.UnifiedRadixCache._all_reduce_attn_groups", ("self", "tensor", "op"), "TP"),
     HookPoint(f"{_MEM}.unified_radix_cache.UnifiedRadixCache.match_prefix", ("self", "params"), "arrival"),
+    HookPoint("sglang.srt.runtime_context.get_parallel", (), "rank"),
+    HookPoint("sglang.srt.runtime_context.get_schedule", (), "page size"),
+    HookPoint(
+        "sglang.srt.configs.model_config.ModelConfig.get_num_kv_heads", ("self", "tensor_parallel_size"), "sizes"
+    ),
     HookPoint(f"{_MEM}.common._req_radix_key", ("tree_cache", "req", "token_ids"), "arrival"),
 )
 """Not hooked, but relied upon."""

@@ -8,20 +8,18 @@ that is in HBM, in DRAM and on NVMe has one row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from dflash2.integrations.sglang.clock import TurnoverClock
+from dflash2.integrations.sglang.copy_down import CopyDown, Ready
 from dflash2.pools.nvme import NvmePool
 from dflash2.runtime import POLL_S, Runtime
 from dflash2.table.page_table import TIER_BIT, BlockState
 from dflash2.table.slots import ForeignSlots
 from dflash2.transfer.base import LayerWatcher
-from dflash2.types import TIERS_BELOW_HBM, IntArray, Tier, Urgency
-
-Ready = Callable[[], None]
+from dflash2.types import IntArray, Tier, Urgency
 
 EXPECTED_FOR_STEPS = 1000
 """A waiting request that was not asked about for so many steps is gone."""
@@ -55,7 +53,6 @@ class Keeper:
     def __init__(self, runtime: Runtime, clock: TurnoverClock, margin_blocks: int) -> None:
         self.runtime = runtime
         self._clock = clock
-        self._margin = margin_blocks
         self._cache = runtime.cache
         self._table = runtime.cache.table
         mirror = self._table.tiers[Tier.HBM]
@@ -69,9 +66,7 @@ class Keeper:
         self._expected: dict[str, tuple[IntArray, int]] = {}
         """Per waiting request, blocks that it will use, and the step in which it was last asked about."""
         self._num_steps = 0
-        self._may_be_alone = True
-        """Some blocks may be in HBM only; cleared when a search finds none."""
-        self._seen = (-1.0, 0, 0)
+        self._copy_down = CopyDown(self._cache, clock, margin_blocks)
 
     # -- told by the engine --------------------------------------------------------------------------------------
 
@@ -105,7 +100,7 @@ class Keeper:
             before = parent if index == 0 else keys[index - 1]
             self._publish(int(ids[index]), keys[index], before, position + index)
         self._cache.counters.computed_tokens += len(rows) * self.runtime.layout.block_size
-        self._may_be_alone = True
+        self._copy_down.note_new()
         return ids
 
     def freed(self, pages: IntArray) -> None:
@@ -113,12 +108,8 @@ class Keeper:
         if not np.any(self._mirror.holds(pages)):
             return
         self._poll()
-        table = self._table
         ids = self._owner[pages[self._mirror.holds(pages)]]
-        read_from = ids[(table.busy[ids] != 0) & (table.present[ids] == TIER_BIT[Tier.HBM])]
-        table.generation[read_from] += 1
-        self._doomed = np.concatenate([self._doomed, read_from])
-        table.drop(ids, Tier.HBM)
+        self._leave_pages(ids)
         self._reap(ids)
 
     def used(self, keys: list[bytes], num_prompt_tokens: int) -> None:
@@ -208,23 +199,15 @@ class Keeper:
         self._num_steps += 1
         self._poll()
         self._drop_old_expectations()
-        if num_free_pages < self._margin and self._may_be_alone and self._changed():
-            self._copy_down(self._next_alone(self._margin), ready)
+        self._copy_down.ahead(num_free_pages, ready)
         self.runtime.rebalance([], [])
-        if not self._cache.mover.num_in_flight:
-            self._copy_to_nvme_early(self._clock())
-
-    def _changed(self) -> bool:
-        """Something was computed, or a copy ended, since this was last asked; if not, a search finds the same."""
-        now = (self._clock(), self._cache.counters.swap_out_blocks, self._cache.counters.demoted_to_nvme_blocks)
-        before, self._seen = self._seen, now
-        return now != before
+        self._copy_down.to_nvme_early()
 
     def copy_down_now(self, ids: IntArray, ready: Ready | None, timeout_s: float) -> None:
         """Blocks whose pages are about to be given up: copy them down and wait, within the deadline."""
         table = self._table
         alone = ids[(table.busy[ids] == 0) & (table.present[ids] == TIER_BIT[Tier.HBM])]
-        self._copy_down(alone, ready)
+        self._copy_down.begin(alone, ready)
         self._cache.mover.wait(ids, timeout_s, self._clock())
 
     def in_flight(self, ids: IntArray) -> bool:
@@ -251,56 +234,25 @@ class Keeper:
     def _move_in(self, ids: IntArray, pages: IntArray) -> None:
         """Note where in HBM the blocks are; a block that was noted elsewhere has moved."""
         table = self._table
-        table.drop(ids[table.has(ids, Tier.HBM)], Tier.HBM)
+        self._leave_pages(ids[table.has(ids, Tier.HBM)])
         self._mirror.claim(pages)
         table.place(ids, Tier.HBM, pages)
         table.settle(ids, Tier.HBM)
         self._owner[pages] = ids
+
+    def _leave_pages(self, ids: IntArray) -> None:
+        """These blocks, all in HBM, lose their pages; what is being read from those pages may be anything."""
+        table = self._table
+        read_from = ids[(table.busy[ids] != 0) & (table.present[ids] == TIER_BIT[Tier.HBM])]
+        table.generation[read_from] += 1
+        self._doomed = np.concatenate([self._doomed, read_from])
+        table.drop(ids, Tier.HBM)
 
     def _publish(self, block_id: int, key: bytes, parent: bytes | None, position: int) -> None:
         index = self._cache.index
         if parent is None or not index.try_publish(block_id, key, parent, position):
             index.adopt(block_id, key)  # a head, or one whose predecessor was forgotten
         self._cache.counters.published_blocks += 1
-
-    def _next_alone(self, count: int) -> IntArray:
-        """Up to ``count`` blocks that are in HBM only: those unused for longest, a sequence's head before its tail.
-
-        Where the tiers below have no room for all of them, those whose heat does not earn a place are left out.
-        """
-        table = self._table
-        only_here = (table.present == TIER_BIT[Tier.HBM]) & (table.state == BlockState.PUBLISHED)
-        candidates = np.flatnonzero(only_here & (table.busy == 0)).astype(np.int32)
-        self._may_be_alone = bool(np.any(only_here))
-        order = np.lexsort((table.position[candidates], table.last_use[candidates]))
-        alone: IntArray = candidates[order][:count]
-        overflow = len(alone) - sum(table.num_free(tier) for tier in TIERS_BELOW_HBM)
-        if overflow <= 0:
-            return alone
-        kept = np.flatnonzero(((table.present & ~TIER_BIT[Tier.HBM]) != 0) & (table.busy == 0)).astype(np.int32)
-        rivals = np.concatenate([alone, kept])
-        losers = self._cache.policy.order(table, rivals, overflow, self._clock())
-        earned: IntArray = alone[~np.isin(alone, losers)]
-        return earned
-
-    def _copy_down(self, ids: IntArray, ready: Ready | None) -> None:
-        """Begin to copy blocks that are in HBM only to DRAM, or to NVMe where there is no room in DRAM."""
-        now, mover = self._clock(), self._cache.mover
-        for tier in TIERS_BELOW_HBM:
-            if len(ids) and mover.accepts(tier, now):
-                self._cache.room.make(tier, len(ids), now)
-                begun = mover.copy(ids, Tier.HBM, tier, Urgency.DEMOTION, ready=ready)
-                ids = ids[len(begun) :]
-
-    def _copy_to_nvme_early(self, now: float) -> None:
-        """A batch of blocks that are on no disk yet, to free slots there: demoting them later costs nothing."""
-        table, mover = self._table, self._cache.mover
-        spare = min(table.num_free(Tier.NVME), mover.batch_blocks)
-        if spare and mover.accepts(Tier.NVME, now):
-            idle = self._cache.room.idle(Tier.DRAM)
-            only_here = idle[(table.present[idle] & TIER_BIT[Tier.NVME]) == 0]
-            chosen = np.sort(self._cache.policy.order(table, only_here, spare, now))
-            mover.copy(chosen, Tier.DRAM, Tier.NVME, Urgency.SPECULATIVE)
 
     def _poll(self) -> None:
         self._cache.mover.poll(self._clock())

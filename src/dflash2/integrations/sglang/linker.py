@@ -13,9 +13,8 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
-from dflash2.integrations.sglang.build import Placement, build_keeper, fingerprint_of
-from dflash2.integrations.sglang.keeper import Ready
-from dflash2.integrations.sglang.keys import block_keys
+from dflash2.integrations.sglang.build import Placement, build_keeper
+from dflash2.integrations.sglang.copy_down import Ready
 from dflash2.integrations.sglang.metrics import SchedulerMetrics
 from dflash2.types import IntArray, Tier, Urgency
 
@@ -80,10 +79,9 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self.page_size = params.page_size
         self._allocator = params.token_to_kv_pool_allocator
         self._placement = Placement.current()
-        self.keeper, self._namespace = build_keeper(
+        self.keeper, self._keys = build_keeper(
             params, components, extra_config["path"], self._placement, forward_stream
         )
-        self._root = self._namespace.root()
         runtime = self.keeper.runtime
         self.has_nvme = runtime.cache.table.capacity(Tier.NVME) > 0
         self.pools = {PoolName.KV: runtime.pools[Tier.HBM]}
@@ -106,7 +104,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Lengths, in pages, of the tail that can be loaded now; what is on NVMe is brought up meanwhile."""
-        found = self.keeper.restorable(rid, self._keys(transfers[0].keys))
+        found = self.keeper.restorable(rid, self._keys.of(transfers[0].keys))
         if found.num_ready < len(found.ids) and rid not in self._gave_up:
             _, since = self._waiting.get(rid, (found.ids, time.monotonic()))
             self._waiting[rid] = (found.ids, since)
@@ -129,7 +127,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Queue a load into the request's own device pages."""
-        keys = self._keys(transfers[0].keys)
+        keys = self._keys.of(transfers[0].keys)
         ids = self.keeper.find_in_dram(keys)
         if ids is None:
             return False
@@ -170,9 +168,9 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         """Note the pages of a new node; whether and when they are copied down is the keeper's business."""
-        before = self._keys(self.parent_hashes[-1:])
+        before = self._keys.of(self.parent_hashes[-1:])
         ids = self.keeper.announce(
-            self._keys(transfers[0].keys),
+            self._keys.of(transfers[0].keys),
             before[0] if before else None,
             len(self.parent_hashes),
             self._pages(transfers[0].device_indices),
@@ -210,8 +208,12 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self._gave_up.clear()
         self.keeper.flush(FLUSH_WAIT_S)
         self.layer_done_counter.reset()
-        self._root = self._namespace.root(adapter=f"weights {fingerprint_of(self._placement)}")
+        self._keys.renew()
         logger.info("DFlash2: flushed on all tiers")
+
+    def weights_changed(self) -> None:
+        """SGLang has loaded other weights, and may go on with what it cached."""
+        self._keys.weights_changed()
 
     def close(self) -> None:
         """See ``UnifiedCacheLinker``."""
@@ -223,7 +225,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         """A request of so many tokens starts; these pages of its prefix were on the device."""
         loading = self._loading.get(rid, [])
         self.forget_request(rid)
-        self.keeper.used([*self._keys(device_hashes), *loading], num_tokens)
+        self.keeper.used([*self._keys.of(device_hashes), *loading], num_tokens)
 
     def note_retraction(self, rid: str) -> None:
         """Say so; a retraction means that the device pool was short."""
@@ -255,9 +257,6 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
             self.keeper.runtime.ledger.release(rid)
 
     # -- inside --------------------------------------------------------------------------------------------------
-
-    def _keys(self, page_hashes: list[str]) -> list[bytes]:
-        return block_keys(self._root, page_hashes)
 
     def _pages(self, device_indices: torch.Tensor) -> IntArray:
         pages: IntArray = (device_indices[:: self.page_size] // self.page_size).cpu().numpy().astype(np.int32)

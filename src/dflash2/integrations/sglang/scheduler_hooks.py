@@ -25,6 +25,8 @@ def register(registry: Any, kinds: Any) -> None:
         (hookpoints.ADD_ONE_REQ, around_add_one_req),
         (hookpoints.RELEASE_REQ, around_release_req),
         (hookpoints.RELEASE_KV, around_release_kv),
+        (hookpoints.WEIGHTS_UPDATED, around_weights_updated),
+        (hookpoints.WEIGHTS_FINISHED, around_weights_finished),
     ):
         registry.register(point.path, hook, kinds.AROUND)
 
@@ -69,10 +71,15 @@ def around_release_request(original: Original, wrapper: Any, rid: str) -> None:
 
 
 def around_profile_memory(original: Original, configurator: Any, pre_model_load_memory: Any) -> int:
-    """The device pool: the device's memory less reserve, at most ``hbm_capacity_mb``."""
+    """The device pool: the device's memory less reserve and staging, at most ``hbm_capacity_mb``."""
     path = settings.configured_path()
     found: int = original(configurator, pre_model_load_memory)
-    return found if path is None else kv_budget_bytes(load_config(path), configurator.device, found)
+    if path is None:
+        return found
+    from sglang.srt.runtime_context import get_schedule
+
+    token_bytes = _token_bytes(configurator)
+    return kv_budget_bytes(load_config(path), configurator.device, found, token_bytes, get_schedule().page_size)
 
 
 def around_queue_request(original: Original, scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> None:
@@ -129,6 +136,25 @@ def around_release_kv(original: Original, req: Any, tree_cache: Any, *, checkpoi
         linker.release_reservation(req.rid)
 
 
+def around_weights_updated(original: Original, updater: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
+    """New weights: what the old ones computed must not be found any more, whether SGLang flushes or not."""
+    _weights_changed(updater)  # first: a flush then renews the keys from the weights that are there
+    return original(updater, recv_req, *args, **kwargs)
+
+
+def around_weights_finished(original: Original, updater: Any, recv_req: Any) -> Any:
+    """The end of an update in pieces, or of one that SGLang did not see (RDMA)."""
+    result = original(updater, recv_req)
+    _weights_changed(updater)
+    return result
+
+
+def _weights_changed(updater: Any) -> None:
+    linker = None if updater.scheduler is None else linker_of(updater.scheduler.tree_cache)
+    if linker is not None:
+        linker.weights_changed()
+
+
 def linker_of(tree_cache: Any) -> Any:
     """The linker behind SGLang's cache, or None if it has none of ours."""
     from dflash2.integrations.sglang.linker import DFlash2Linker
@@ -155,3 +181,14 @@ def _device_hashes(tree_cache: Any, req: Any) -> list[str]:
         return []
     hashes = [*core.get_prefix_hash_values(req.last_node), *core.get_hash_values(req.last_node)]
     return hashes[:num_pages]
+
+
+def _token_bytes(configurator: Any) -> int:
+    """KV of one token on this rank; the layouts for which this is not all of it are refused when the pool is there."""
+    from sglang.srt.runtime_context import get_parallel
+
+    model = configurator.model_config
+    heads = model.get_num_kv_heads(get_parallel().attn_tp_size)
+    return int(
+        heads * (model.head_dim + model.v_head_dim) * model.num_hidden_layers * configurator.kv_cache_dtype.itemsize
+    )

@@ -1,0 +1,96 @@
+"""Which blocks of the device get a copy below it, and when: ahead of need, so that giving up a page costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dflash2.cache.manager import CacheManager
+from dflash2.table.page_table import TIER_BIT, BlockState
+from dflash2.types import TIERS_BELOW_HBM, IntArray, Tier, Urgency
+
+Ready = Callable[[], None]
+"""See ``transfer.base.CopyJob.ready``."""
+
+
+class CopyDown:
+    """Begins copies from HBM to DRAM and NVMe, and from DRAM to NVMe. Nothing here waits.
+
+    Args:
+        cache: the manager whose blocks are copied.
+        clock: time of decisions.
+        margin_blocks: free device pages below which copying begins.
+    """
+
+    def __init__(self, cache: CacheManager, clock: Callable[[], float], margin_blocks: int) -> None:
+        self._cache = cache
+        self._table = cache.table
+        self._clock = clock
+        self._margin = margin_blocks
+        self._may_be_alone = True
+        """Some blocks may be in HBM only; cleared when a search finds none."""
+        self._seen_above = self._seen_below = (-1.0, 0, 0)
+
+    def note_new(self) -> None:
+        """Blocks were computed."""
+        self._may_be_alone = True
+
+    def ahead(self, num_free_pages: int, ready: Ready | None) -> None:
+        """Once a step: while few device pages are free, copy down those blocks that are nowhere else.
+
+        Args:
+            num_free_pages: device pages that hold nothing.
+            ready: for copies that read device pages.
+        """
+        if num_free_pages < self._margin and self._may_be_alone and self._seen_above != self._marks():
+            self._seen_above = self._marks()
+            self.begin(self._next_alone(self._margin), ready)
+
+    def begin(self, ids: IntArray, ready: Ready | None) -> None:
+        """Begin to copy blocks that are in HBM only to DRAM, or to NVMe where there is no room in DRAM."""
+        now, mover = self._clock(), self._cache.mover
+        for tier in TIERS_BELOW_HBM:
+            if len(ids) and mover.accepts(tier, now):
+                self._cache.room.make(tier, len(ids), now)
+                begun = mover.copy(ids, Tier.HBM, tier, Urgency.DEMOTION, ready=ready)
+                ids = ids[len(begun) :]
+
+    def to_nvme_early(self) -> None:
+        """Once a step: a batch of blocks that are on no disk yet goes to free slots there, while nothing else moves."""
+        table, mover, now = self._table, self._cache.mover, self._clock()
+        spare = min(table.num_free(Tier.NVME), mover.batch_blocks)
+        if not spare or mover.num_in_flight or not mover.accepts(Tier.NVME, now) or self._seen_below == self._marks():
+            return
+        idle = self._cache.room.idle(Tier.DRAM)
+        only_here = idle[(table.present[idle] & TIER_BIT[Tier.NVME]) == 0]
+        if not len(only_here):
+            self._seen_below = self._marks()
+            return
+        chosen = np.sort(self._cache.policy.order(table, only_here, spare, now))
+        mover.copy(chosen, Tier.DRAM, Tier.NVME, Urgency.SPECULATIVE)
+
+    def _marks(self) -> tuple[float, int, int]:
+        """Different once something was computed or a copy has ended; until then a search finds what it found."""
+        counters = self._cache.counters
+        return self._clock(), counters.swap_out_blocks, counters.demoted_to_nvme_blocks
+
+    def _next_alone(self, count: int) -> IntArray:
+        """Up to ``count`` blocks that are in HBM only: those unused for longest, a sequence's head before its tail.
+
+        Where the tiers below have no room for all of them, those whose heat does not earn a place are left out.
+        """
+        table = self._table
+        only_here = (table.present == TIER_BIT[Tier.HBM]) & (table.state == BlockState.PUBLISHED)
+        candidates = np.flatnonzero(only_here & (table.busy == 0)).astype(np.int32)
+        self._may_be_alone = bool(np.any(only_here))
+        order = np.lexsort((table.position[candidates], table.last_use[candidates]))
+        alone: IntArray = candidates[order][:count]
+        overflow = len(alone) - sum(table.num_free(tier) for tier in TIERS_BELOW_HBM)
+        if overflow <= 0:
+            return alone
+        kept = np.flatnonzero(((table.present & ~TIER_BIT[Tier.HBM]) != 0) & (table.busy == 0)).astype(np.int32)
+        rivals = np.concatenate([alone, kept])
+        losers = self._cache.policy.order(table, rivals, overflow, self._clock())
+        earned: IntArray = alone[~np.isin(alone, losers)]
+        return earned
