@@ -11,6 +11,7 @@ from dflash2.cache.rebalance import Rebalancer, Watermarks
 from dflash2.cache.reservation import ReservationLedger
 from dflash2.config import Config, EffectiveConfig, effective
 from dflash2.errors import CapacityError, StorageError
+from dflash2.monitoring.history import History
 from dflash2.policy.adaptive import AdaptiveThreshold
 from dflash2.policy.base import PlacementPolicy
 from dflash2.policy.heat import HeatPolicy
@@ -92,7 +93,10 @@ def create_runtime(
     tiers = [tier for tier in (Tier.HBM, Tier.DRAM) if tier not in foreign]
     rebalancer = Rebalancer(cache, marks, config.policy.refresh_interval_s, guard, tiers)
     hbm_tensor = hbm.tensor if isinstance(hbm, TensorPool) else None
-    parts = RuntimeParts(config, layout, hbm_tensor, pools, transfer, cache, ledger, rebalancer, fallback)
+    history = History(resolved.nvme_path / f"history-rank{resolved.rank}") if config.history_enabled else None
+    parts = RuntimeParts(
+        config, layout, hbm_tensor, pools, transfer, cache, ledger, rebalancer, fallback, history, device
+    )
     return Runtime(parts, namespace, clock)
 
 

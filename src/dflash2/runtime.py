@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dflash2.cache.inspection import BlockInspector
 from dflash2.cache.manager import CacheManager
 from dflash2.cache.rebalance import Rebalancer
 from dflash2.cache.reservation import ReservationLedger
@@ -18,10 +19,15 @@ from dflash2.cache.sequence import Residency, Sequence
 from dflash2.config import Config
 from dflash2.config.changing import running_values, with_changes
 from dflash2.errors import CapacityError, ConfigError, DeadlineExceeded, StorageError
+from dflash2.monitoring.advice import Advisor
+from dflash2.monitoring.data_path import host_stats, nvme_stats, transfer_stats
+from dflash2.monitoring.history import History
+from dflash2.monitoring.observer import Observer
 from dflash2.monitoring.swap_log import SwapLog
 from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.pools.base import BlockPool
 from dflash2.pools.nvme import NvmePool
+from dflash2.pools.tensor import allocator_bytes
 from dflash2.table.keys import KeyNamespace
 from dflash2.transfer.base import TransferEngine
 from dflash2.types import TIERS_BELOW_HBM, IntArray, KVLayout, Tier
@@ -46,6 +52,8 @@ class RuntimeParts:
     rebalancer: Rebalancer
     fallback_reason: str | None
     """Why DFlash2 is off and this is a plain cache in HBM; None when it is on."""
+    history: History | None = None
+    device: str = "cpu"
 
 
 class Runtime:
@@ -78,7 +86,11 @@ class Runtime:
         self._transfer = parts.transfer
         self._rebalancer = parts.rebalancer
         self._namespace = namespace
-        self._swap_log = SwapLog(parts.cache.table, parts.cache.counters, time.monotonic())
+        swap_log = SwapLog(parts.cache.table, parts.cache.counters, time.monotonic())
+        self.observer = Observer(swap_log, parts.history, Advisor())
+        self.stats_of: dict[str, Callable[[], Any]] = {}
+        """Further statistics by their name in ``stats()``, such as those of an engine's scheduler."""
+        self._device = parts.device
         self._closed = False
         self._holders: Counter[str] = Counter()
         """How many open sequences live on each promise."""
@@ -289,7 +301,7 @@ class Runtime:
         """
         now = self.clock()
         self.cache.mover.poll(now)
-        self._swap_log.step(time.monotonic())  # lines for people: wall time, whatever the clock of decisions is
+        self.observer.step(self)
         if self.can_swap:
             self._rebalancer.run(_blocks(leaving_next), now)
             self.cache.prefetcher.run(_blocks(upcoming), self._rebalancer.spare_hbm_slots())
@@ -362,6 +374,7 @@ class Runtime:
             }
             for tier in Tier
         }
+        regret = self.cache.regret
         return {
             "enabled": self.fallback_reason is None,
             "block_bytes": self.layout.block_bytes,
@@ -375,7 +388,26 @@ class Runtime:
             "prefetch_window": self.cache.prefetcher.window.size,
             "cold_threshold": self.cache.policy.cold_threshold,
             "effective_threshold": self.cache.policy.effective_threshold,
+            "policy": running_values(self.config),
+            "regret": {"demoted_blocks": regret.num_demoted, "regretted_blocks": regret.num_regretted},
+            "transfer": transfer_stats(self._transfer),
+            "nvme": nvme_stats(self.pools.get(Tier.NVME)),
+            "host": host_stats(),
+            "has_device": self._device != "cpu",
+            "allocator": allocator_bytes(self._device),
+            "warnings": self.observer.advisor.given,
+            **{name: source() for name, source in self.stats_of.items()},
         }
+
+    def blocks(self, count: int) -> dict[str, Any]:
+        """The ``count`` hottest and coldest blocks, with why, and the histogram of heat; see ``BlockInspector``."""
+        cache = self.cache
+        inspector = BlockInspector(cache.table, cache.index, cache.policy, cache.regret.misses)
+        return inspector.report(count, self.clock())
+
+    def worst_blocks(self) -> list[tuple[int, int]]:
+        """(block_id, misses) of the blocks that were most often not in HBM when they were needed."""
+        return self.cache.regret.misses.worst(10)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if any invariant of table, index, sequences, promises or transfers is broken."""
@@ -388,6 +420,7 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
+        self.observer.close()
         self._transfer.close(timeout_s)
         for pool in self.pools.values():
             pool.close()

@@ -52,11 +52,15 @@ def host(root: Path, current: int | None = None) -> dict[str, int]:
 
 
 def test_headroom_on_a_whole_machine(tmp_path: Path) -> None:
-    assert host(tmp_path) == {"memory_limit_bytes": 1000 * KIB, "headroom_bytes": 600 * KIB}
+    assert host(tmp_path) == {"memory_limit_bytes": 1000 * KIB, "headroom_bytes": 600 * KIB, "shm_bytes": 0}
 
 
 def test_headroom_in_a_container_is_what_its_limit_leaves(tmp_path: Path) -> None:
-    assert host(tmp_path, current=330 * KIB) == {"memory_limit_bytes": 400 * KIB, "headroom_bytes": 100 * KIB}
+    assert host(tmp_path, current=330 * KIB) == {
+        "memory_limit_bytes": 400 * KIB,
+        "headroom_bytes": 100 * KIB,
+        "shm_bytes": 0,
+    }
 
 
 def test_a_machine_without_proc(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from itertools import permutations
 from pathlib import Path
@@ -86,7 +87,15 @@ def host_stats(root: Path = Path("/")) -> dict[str, int]:
     used = _cgroup_used_bytes(root)
     if used is not None:
         headroom = min(headroom, max(0, limit.num_bytes - used))
-    return {"memory_limit_bytes": limit.num_bytes, "headroom_bytes": headroom}
+    return {"memory_limit_bytes": limit.num_bytes, "headroom_bytes": headroom, "shm_bytes": _shm_bytes(root)}
+
+
+def _shm_bytes(root: Path) -> int:
+    try:
+        space = os.statvfs(root / "dev/shm")
+    except OSError:
+        return 0
+    return space.f_blocks * space.f_frsize
 
 
 def _meminfo_bytes(root: Path, name: str) -> int:

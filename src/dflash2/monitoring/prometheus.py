@@ -128,6 +128,8 @@ METRICS: tuple[Series, ...] = (
     _counter("swap_bytes", "Bytes copied to (in) and from (out) HBM.", "counters", "swap_{direction}_bytes"),
     _counter("nvme_demoted_blocks", "Blocks copied from DRAM to NVMe.", "counters", "demoted_to_nvme_blocks"),
     _counter("nvme_loaded_blocks", "Blocks loaded from NVMe.", "counters", "loaded_from_nvme_blocks"),
+    _counter("demoted_ahead_blocks", "Blocks demoted ahead of need.", "regret", "demoted_blocks"),
+    _counter("regretted_blocks", "Of these, needed again within the horizon.", "regret", "regretted_blocks"),
     _counter("freed_clean_blocks", "HBM slots freed without a copy.", "counters", "freed_clean_blocks"),
     _counter("dropped_blocks", "Cached blocks given up for good.", "counters", "dropped_blocks"),
     _counter("failed_copies", "Copies that failed.", "counters", "failed_copies"),

@@ -148,6 +148,16 @@ def free_device_bytes(device: torch.device | str) -> int | None:
     return int(free)
 
 
+def allocator_bytes(device: torch.device | str) -> dict[str, int]:
+    """What torch's caching allocator holds of the device and what of that is in use; empty on a CPU."""
+    if torch.device(device).type == "cpu":
+        return {}
+    return {
+        "reserved_bytes": torch.cuda.memory_reserved(device),
+        "allocated_bytes": torch.cuda.memory_allocated(device),
+    }
+
+
 def total_device_bytes(device: torch.device | str) -> int | None:
     """All memory of the device; None if the device has none of its own (CPU)."""
     if torch.device(device).type == "cpu":
