@@ -9,6 +9,7 @@ DFlash2Error
 ├── RequestError         a request that cannot be served as asked: names the field
 ├── ModelError           a model that cannot be loaded or is not supported
 ├── DeadlineExceeded     a bounded wait came to its end
+├── TraceError           recorded traffic that cannot be read: names the file and the line
 ├── EngineStopped        the engine is dead, shutting down or closed
 └── IntegrityError       an invariant does not hold; found by ``check_integrity()``
 """
@@ -86,6 +87,10 @@ class DeadlineExceeded(DFlash2Error):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TraceError(DFlash2Error):
+    """Recorded traffic cannot be read."""
 
 
 class EngineStopped(DFlash2Error):

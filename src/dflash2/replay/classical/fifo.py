@@ -1,0 +1,23 @@
+"""First in, first out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class FIFO:
+    """Gives up the block that came first, used or not."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._blocks
+
+    def touch(self, block: int) -> None:
+        if block in self._blocks:
+            return
+        if len(self._blocks) >= self._capacity:
+            self._blocks.popitem(last=False)
+        self._blocks[block] = None
