@@ -63,7 +63,7 @@ def test_outputs_are_those_of_plain_sglang_and_come_from_all_tiers(chats: Conver
     assert seen.ties <= seen.num_tokens / TOKENS_PER_TIE + 1
     assert seen.host_tokens > 0
     metrics = first_run.metrics_of_rank("0")
-    assert metrics["swap_in_blocks_total"] > 0
+    assert metrics["swap_blocks_total.in"] > 0
     assert metrics["prefix_hit_tokens_total.dram"] > 0
     assert metrics["nvme_loaded_blocks_total"] > 0
     assert metrics["failed_copies_total"] == 0
