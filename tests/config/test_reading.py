@@ -71,6 +71,7 @@ def test_defaults() -> None:
             "max_running": 256,
             "admission_timeout_s": 60.0,
         },
+        "pipeline": {"enabled": True, "ring_tokens": 1 << 22, "max_requests": 1024},
     }
 
 

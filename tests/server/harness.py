@@ -19,6 +19,8 @@ from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
 
 from dflash2.engine.async_engine import AsyncEngine
 from dflash2.pipeline.chat import ChatRenderer
+from dflash2.pipeline.handoff import TokenRing
+from dflash2.pipeline.pipeline import Pipeline
 from dflash2.pipeline.tokenizer import Tokenizer
 from dflash2.server.app import create_app
 from dflash2.server.context import ServerContext, ServerSettings
@@ -68,12 +70,16 @@ class RunningServer:
 
 
 @contextmanager
-def serving(fake: FakeEngine, chat_template: str | None = None, **settings: Any) -> Iterator[RunningServer]:
+def serving(
+    fake: FakeEngine, chat_template: str | None = None, ring_tokens: int = 1 << 25, **settings: Any
+) -> Iterator[RunningServer]:
     """Serve until the block ends; then everything must have been closed."""
     hf = tiny_hf_tokenizer()
     tokenizer = Tokenizer(hf)
     engine = AsyncEngine(fake, idle_interval_s=0.01)
-    frontend = Frontend(engine, tokenizer, ChatRenderer(hf, chat_template))
+    ring = TokenRing(ring_tokens)
+    pipeline = Pipeline(tokenizer, ring, engine_busy_s=engine.busy_s)
+    frontend = Frontend(engine, tokenizer, ChatRenderer(hf, chat_template), pipeline)
     defaults = {"model_names": (MODEL, "alias"), "shutdown_grace_s": 5.0}
     context = ServerContext(ServerSettings(**{**defaults, **settings}), engine, frontend)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -93,4 +99,5 @@ def serving(fake: FakeEngine, chat_template: str | None = None, **settings: Any)
         listener.close()
         tokenizer.close()
     assert not thread.is_alive()
+    assert ring.num_held == 0
     assert fake.num_closed == 1

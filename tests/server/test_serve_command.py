@@ -19,6 +19,7 @@ from tests.server.harness import PATIENCE_S
 
 from dflash2.cli import build_parser, main
 from dflash2.commands import serve
+from dflash2.config import Config
 
 ROOT = Path(__file__).parents[2]
 ENABLED = {"enable": True, "memory": {"hbm_capacity_mb": 64, "dram_capacity_mb": 64, "nvme_capacity_mb": 0}}
@@ -168,7 +169,7 @@ def test_the_key_comes_from_the_command_line_or_the_environment(
     if variable is not None:
         monkeypatch.setenv(serve.KEY_VARIABLE, variable)
     args = build_parser().parse_args(["serve", "--model", "m", *options])
-    assert serve.make_settings(args).api_key == key
+    assert serve.make_settings(args, Config()).api_key == key
 
 
 @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dflash2.errors import DFlash2Error
 
 if TYPE_CHECKING:
+    from dflash2.config import Config
     from dflash2.server.context import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -70,15 +71,14 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: the configuration file is missing or invalid.
         DFlash2Error: the address is taken, or the model cannot be loaded.
     """
-    from dflash2.config import first_generation_leftovers, load_config
+    from dflash2.config import Config, first_generation_leftovers, load_config
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for leftover in first_generation_leftovers(os.environ):
         logger.warning(leftover)
-    if args.config is not None:
-        load_config(args.config)
+    config = Config(enable=True) if args.config is None else load_config(args.config)
     template = None if args.chat_template is None else _read_template(args.chat_template)
-    settings = make_settings(args)
+    settings = make_settings(args, config)
     with _listen(args.host, args.port) as listener:
         if settings.api_key is None and not _is_loopback(listener):
             print(f"dflash2: warning: everybody who reaches {args.host} may use this server", file=sys.stderr)
@@ -94,11 +94,19 @@ def run(args: argparse.Namespace) -> int:
                 create_engine, args.model, args.config, args.dtype, args.max_context, args.device
             ).result()
         print(engine.runtime.startup_line(), flush=True)
-        return serve(engine, tokenizer, settings, listener, template, access_log=args.access_log)
+        return serve(
+            engine,
+            tokenizer,
+            settings,
+            listener,
+            template,
+            page_locked=args.device.startswith("cuda"),
+            access_log=args.access_log,
+        )
 
 
-def make_settings(args: argparse.Namespace) -> ServerSettings:
-    """The server's settings from the command line and the environment."""
+def make_settings(args: argparse.Namespace, config: Config) -> ServerSettings:
+    """The server's settings from the command line, the environment and the configuration file."""
     from dflash2.server.context import ServerSettings
     from dflash2.types import MIB
 
@@ -107,6 +115,7 @@ def make_settings(args: argparse.Namespace) -> ServerSettings:
         api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
         max_body_bytes=args.max_body_mb * MIB,
         shutdown_grace_s=args.shutdown_grace_s,
+        pipeline=config.pipeline,
     )
 
 

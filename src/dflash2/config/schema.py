@@ -129,6 +129,17 @@ class SchedulingConfig(Section):
     """How long a request may wait for its reservation."""
 
 
+class PipelineConfig(Section):
+    """How requests are made ready while the model is running. SGLang has its own; this is for the reference engine."""
+
+    enabled: bool = True
+    """Tokenises together what arrives together, and fetches cached prefixes at arrival. ``false`` to compare."""
+    ring_tokens: Annotated[int, Field(ge=1 << 12, le=1 << 30)] = 1 << 22
+    """Token ids of all requests together, answers included, at 4 bytes each. Whoever finds no room waits."""
+    max_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
+    """Requests being made ready; more are refused with 429."""
+
+
 class Config(Section):
     """The whole file, as it was written; what it means on a machine is ``dflash2.config.effective``."""
 
@@ -140,3 +151,4 @@ class Config(Section):
     kv_block: KVBlockConfig = KVBlockConfig()
     policy: PolicyConfig = PolicyConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
+    pipeline: PipelineConfig = PipelineConfig()

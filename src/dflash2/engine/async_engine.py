@@ -14,6 +14,7 @@ from typing import Any
 
 from dflash2.engine.base import Engine, GenerationRequest, TokenOutput
 from dflash2.errors import CapacityError, EngineStopped, ModelError, RequestError
+from dflash2.pipeline.handoff import TokenSpan
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,9 @@ class AsyncEngine:
         self._stopping = False
         # Owned by the thread.
         self._refused: list[tuple[str, Exception]] = []
+        self._spans: dict[str, TokenSpan] = {}
+        """Of the requests in the engine; released when it is done with them."""
+        self._busy_s = 0.0
         self._last_idle_s = 0.0
         self._stalled = False
         self._turn_began_s: float | None = None
@@ -91,6 +95,11 @@ class AsyncEngine:
             return None
         taken = time.monotonic() - began
         return taken if taken > STALL_S else None
+
+    def busy_s(self) -> float:
+        """Seconds spent in steps so far, the one under way included; from any thread."""
+        began = self._turn_began_s
+        return self._busy_s + (0.0 if began is None else max(0.0, time.monotonic() - began))
 
     @property
     def num_running(self) -> int:
@@ -126,7 +135,7 @@ class AsyncEngine:
                 if isinstance(item, Exception):
                     ended = True
                     raise item
-                ended = item.finish_reason is not None
+                ended = item.ends_request
                 yield item
         finally:
             del self._streams[request.request_id]
@@ -245,6 +254,8 @@ class AsyncEngine:
             self._engine.close()
         except Exception:
             logger.exception("the engine did not close properly")
+        for request_id in list(self._spans):
+            self._release(request_id)
 
     def _wait(self) -> bool:
         """Sleep while there is nothing to do. False when it is time to stop."""
@@ -258,15 +269,21 @@ class AsyncEngine:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._turn_began_s = now
+        if self._engine.has_work or self._inbox:
+            self._turn_began_s = now
         self._work(now)
-        self._turn_began_s = None
+        if self._turn_began_s is not None:
+            self._turn_began_s = None
+            self._busy_s += time.monotonic() - now
 
     def _work(self, now: float) -> None:
         self._run_commands()
         if self._engine.has_work:
             outputs = self._engine.step()
             self._stalled = not outputs and time.monotonic() - now < EMPTY_STEP_PAUSE_S
+            for output in outputs:
+                if output.ends_request:
+                    self._release(output.request_id)
             if outputs:
                 self._call_loop(self._deliver, outputs)
         elif now - self._last_idle_s >= self._idle_interval_s:
@@ -278,7 +295,9 @@ class AsyncEngine:
         self._run_commands()
         deadline = time.monotonic() + STOP_TIMEOUT_S / 2
         while self._engine.has_work and time.monotonic() < deadline:
-            self._engine.step()
+            for output in self._engine.step():
+                if output.ends_request:
+                    self._release(output.request_id)
 
     def _run_commands(self) -> None:
         with self._wake:
@@ -290,10 +309,19 @@ class AsyncEngine:
             self._refused = []
 
     def _add(self, request: GenerationRequest) -> None:
+        if request.span is not None:
+            self._spans[request.request_id] = request.span
         try:
             self._engine.add(request)
         except (CapacityError, ModelError, RequestError) as error:
             self._refused.append((request.request_id, error))
+            self._release(request.request_id)
+
+    def _release(self, request_id: str) -> None:
+        """The engine reads the request's tokens no more."""
+        span = self._spans.pop(request_id, None)
+        if span is not None:
+            span.release()
 
     def _take_stats(self) -> None:
         self._call_loop(self._set_stats, self._engine.stats())

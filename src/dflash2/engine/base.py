@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dflash2.pipeline.handoff import TokenSpan
 from dflash2.types import IntArray
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class GenerationRequest:
         adapter: name of a LoRA adapter.
         tenant_salt: requests share cached blocks only with requests of the same salt.
         hints: what helps to place and order it.
+        span: where ``token_ids`` lies in the ring between tokenizer and engine, with room for the answer behind it;
+            None if it lies elsewhere. Whoever drives the engine releases it when the request has ended.
     """
 
     request_id: str
@@ -89,6 +92,7 @@ class GenerationRequest:
     adapter: str | None = None
     tenant_salt: str | None = None
     hints: RequestHints = RequestHints()
+    span: TokenSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)

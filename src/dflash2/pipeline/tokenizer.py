@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dflash2.errors import ModelError
+from dflash2.pipeline.handoff import TokenIds
 from dflash2.types import IntArray
 
 LONG_TEXT_CHARS = 32 * 1024
@@ -36,6 +37,7 @@ class Tokenizer:
         if backend is None:
             raise ModelError(f"{type(hf).__name__} is not a fast tokenizer; a tokenizer.json is needed")
         self._hf = hf
+        self.num_threads = num_threads
         # The backend is called directly: the wrapper above it changes shared truncation state and is not thread-safe.
         self._backend = backend
         self._short_lane = ThreadPoolExecutor(num_threads, thread_name_prefix="dflash2-tokenizer")
@@ -61,6 +63,12 @@ class Tokenizer:
         """
         encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         return np.asarray(encoding.ids, dtype=np.int32)
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[TokenIds]:
+        """Token ids of several texts, as the backend holds them: no list of them is made yet. See ``encode``."""
+        if len(texts) == 1:
+            return [self._backend.encode(texts[0], add_special_tokens=add_special_tokens)]
+        return list(self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens))
 
     async def encode_async(self, text: str, *, add_special_tokens: bool) -> IntArray:
         """``encode`` in a thread."""

@@ -37,7 +37,8 @@ def statistics_router(context: ServerContext) -> APIRouter:
     async def collect() -> dict[str, Any]:
         stats = await context.engine.stats()
         up = context.engine.state is EngineState.RUNNING
-        return {**stats, "server": {"engine_up": up, **context.traffic.as_dict()}}
+        server = {"engine_up": up, **context.traffic.as_dict()}
+        return {**stats, "pipeline": context.frontend.pipeline.stats(), "server": server}
 
     @router.get("/metrics")
     async def metrics() -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from dflash2.config import PipelineConfig
 from dflash2.engine.async_engine import AsyncEngine
 from dflash2.server.generation import Frontend
 from dflash2.server.traffic import HttpTraffic
@@ -21,6 +22,7 @@ class ServerSettings:
         max_body_bytes: larger bodies get 413.
         body_timeout_s: a body must have arrived by then.
         shutdown_grace_s: how long running requests may go on when the server is told to stop.
+        pipeline: how requests are made ready.
     """
 
     model_names: tuple[str, ...]
@@ -28,6 +30,7 @@ class ServerSettings:
     max_body_bytes: int = 8 * MIB
     body_timeout_s: float = 60.0
     shutdown_grace_s: float = 30.0
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
 
 
 @dataclass(frozen=True, slots=True)

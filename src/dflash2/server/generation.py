@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-
-import numpy as np
+from functools import partial
 
 from dflash2.engine.async_engine import AsyncEngine
 from dflash2.engine.base import FinishReason, GenerationRequest
 from dflash2.engine.sampling import SamplingParams
 from dflash2.pipeline.chat import ChatRenderer
 from dflash2.pipeline.detokenizer import CONTEXT_TOKENS, IncrementalDetokenizer, StopStrings
+from dflash2.pipeline.pipeline import Pipeline, TextPrompt
 from dflash2.pipeline.tokenizer import Tokenizer
 from dflash2.server.errors import ApiError, from_output
 from dflash2.server.schema import ChatBody, CompletionBody, GenerationBody
-from dflash2.types import IntArray
 
 DEFAULT_COMPLETION_TOKENS = 16
 """As in OpenAI's API. Chats may use what the context leaves."""
@@ -43,6 +42,9 @@ class TextDelta:
 
 
 TextStream = AsyncGenerator[TextDelta, None]
+Ask = Callable[[], Awaitable[GenerationRequest]]
+"""Makes one engine request ready. Called when its stream begins, so that no request holds a place in the ring while
+another one of the same client waits for one."""
 
 
 class Frontend:
@@ -50,68 +52,80 @@ class Frontend:
 
     Args:
         engine: started.
-        tokenizer: the model's.
+        tokenizer: the model's, for the way back.
         chat: renders messages with the model's template.
+        pipeline: makes requests ready for the engine.
     """
 
-    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, chat: ChatRenderer) -> None:
+    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, chat: ChatRenderer, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
         self._engine = engine
         self._tokenizer = tokenizer
         self._chat = chat
 
-    async def chat_requests(self, body: ChatBody, request_id: str, arrival_s: float) -> list[GenerationRequest]:
-        """The one engine request of a chat.
-
-        Raises:
-            RequestError, ApiError: the messages cannot be rendered or are too long.
-        """
+    def chat_asks(self, body: ChatBody, request_id: str, arrival_s: float) -> list[Ask]:
+        """The one engine request of a chat. It raises RequestError or ApiError if the messages cannot be served."""
         num_chars = sum(len(str(message.get("content", ""))) for message in body.messages)
-        text = await self._tokenizer.run(lambda: self._chat.render(body.messages), num_chars)
-        token_ids = await self._tokenizer.encode_async(text, add_special_tokens=False)
-        return [self._request(token_ids, body, body.output_limit, request_id, arrival_s, "messages")]
+        prompt = TextPrompt(lambda: self._chat.render(body.messages), num_chars, add_special_tokens=False)
+        return [partial(self._request, prompt, body, body.output_limit, request_id, arrival_s, "messages")]
 
-    async def completion_requests(
-        self, body: CompletionBody, request_id: str, arrival_s: float
-    ) -> list[GenerationRequest]:
-        """One engine request for each prompt.
+    def completion_asks(self, body: CompletionBody, request_id: str, arrival_s: float) -> list[Ask]:
+        """One engine request for each prompt. It raises ApiError if its prompt is empty or too long.
 
         Raises:
-            ApiError: a prompt is empty, too long, or has a token id that does not exist.
+            ApiError: a prompt has a token id that does not exist.
         """
         limit = body.output_limit or DEFAULT_COMPLETION_TOKENS
-        prompts = [await self._prompt_ids(prompt) for prompt in body.prompts]
         return [
-            self._request(token_ids, body, limit, f"{request_id}-{index}", arrival_s, "prompt")
-            for index, token_ids in enumerate(prompts)
+            partial(self._request, self._prompt(prompt), body, limit, f"{request_id}-{index}", arrival_s, "prompt")
+            for index, prompt in enumerate(body.prompts)
         ]
 
-    def stream(self, requests: Sequence[GenerationRequest], stops: Sequence[str]) -> TextStream:
+    def stream(self, asks: Sequence[Ask], stops: Sequence[str]) -> TextStream:
         """The text of all requests as it comes; closing it cancels what still runs.
 
         Raises (while iterating):
             DFlash2Error, ApiError: a request was refused or failed; the others are cancelled.
         """
-        return merge([self._text(index, request, stops) for index, request in enumerate(requests)])
+        return merge([self._text(index, ask, stops) for index, ask in enumerate(asks)])
 
-    async def _prompt_ids(self, prompt: str | list[int]) -> IntArray:
+    def _prompt(self, prompt: str | list[int]) -> TextPrompt | list[int]:
         if isinstance(prompt, str):
-            return await self._tokenizer.encode_async(prompt, add_special_tokens=True)
+            return TextPrompt(prompt, len(prompt), add_special_tokens=True)
         vocab_size = self._tokenizer.vocab_size
         wrong = next((token_id for token_id in prompt if not 0 <= token_id < vocab_size), None)
         if wrong is not None:
             raise ApiError(400, f"token id {wrong} is not in 0..{vocab_size - 1}", param="prompt")
-        return np.asarray(prompt, dtype=np.int32)
+        return prompt
 
-    def _request(
+    async def _request(
         self,
-        token_ids: IntArray,
+        prompt: TextPrompt | list[int],
         body: GenerationBody,
         limit: int | None,
         request_id: str,
         arrival_s: float,
         param: str,
     ) -> GenerationRequest:
-        num_prompt = len(token_ids)
+        span = await self.pipeline.prepare(prompt, lambda num_prompt: self._output_room(num_prompt, limit, param))
+        max_tokens = self._output_room(span.num_prompt_tokens, limit, param)
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            ignore_eos=bool(body.ignore_eos),
+            seed=body.seed,
+        )
+        return GenerationRequest(request_id, span.prompt, sampling, arrival_s, tenant_salt=body.cache_salt, span=span)
+
+    def _output_room(self, num_prompt: int, limit: int | None, param: str) -> int:
+        """The most tokens that may follow the prompt.
+
+        Raises:
+            ApiError: the prompt is empty or too long.
+        """
         if num_prompt == 0:
             raise ApiError(400, "the prompt has no tokens", param=param)
         context = self._engine.max_context_tokens
@@ -124,19 +138,11 @@ class Frontend:
                 param=param,
                 code="context_length_exceeded",
             )
-        sampling = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-            ignore_eos=bool(body.ignore_eos),
-            seed=body.seed,
-        )
-        return GenerationRequest(request_id, token_ids, sampling, arrival_s, tenant_salt=body.cache_salt)
+        return max_tokens
 
-    async def _text(self, index: int, request: GenerationRequest, stops: Sequence[str]) -> TextStream:
+    async def _text(self, index: int, ask: Ask, stops: Sequence[str]) -> TextStream:
         """Text of one request. A stop string ends it by closing the engine's stream, which cancels the request."""
+        request = await ask()
         detokenizer = IncrementalDetokenizer(self._tokenizer.decode, request.token_ids[-CONTEXT_TOKENS:].tolist())
         matcher = StopStrings(stops)
         num_output = 0

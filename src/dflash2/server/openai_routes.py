@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from dflash2.engine.base import GenerationRequest
 from dflash2.server.answering import streamed_answer, whole_answer
 from dflash2.server.body import read_json
 from dflash2.server.context import ServerContext
 from dflash2.server.errors import ApiError
+from dflash2.server.generation import Ask
 from dflash2.server.replies import ChatReply, CompletionReply, Reply
 from dflash2.server.schema import ChatBody, CompletionBody, GenerationBody, parse_body
 
@@ -28,16 +28,16 @@ def openai_router(context: ServerContext) -> APIRouter:
         arrival_s = time.monotonic()
         body = await _read(context, request, ChatBody)
         reply = ChatReply(body.model)
-        requests = await context.frontend.chat_requests(body, reply.id, arrival_s)
-        return await _answer(context, request, body, reply, requests)
+        asks = context.frontend.chat_asks(body, reply.id, arrival_s)
+        return await _answer(context, request, body, reply, asks)
 
     @router.post("/completions")
     async def completions(request: Request) -> Response:
         arrival_s = time.monotonic()
         body = await _read(context, request, CompletionBody)
         reply = CompletionReply(body.model)
-        requests = await context.frontend.completion_requests(body, reply.id, arrival_s)
-        return await _answer(context, request, body, reply, requests)
+        asks = context.frontend.completion_asks(body, reply.id, arrival_s)
+        return await _answer(context, request, body, reply, asks)
 
     @router.get("/models")
     async def models() -> dict[str, Any]:
@@ -60,12 +60,12 @@ async def _read(context: ServerContext, request: Request, kind: type[Body]) -> B
 
 
 async def _answer(
-    context: ServerContext, request: Request, body: GenerationBody, reply: Reply, requests: list[GenerationRequest]
+    context: ServerContext, request: Request, body: GenerationBody, reply: Reply, asks: list[Ask]
 ) -> Response:
-    deltas = context.frontend.stream(requests, body.stop_strings)
+    deltas = context.frontend.stream(asks, body.stop_strings)
     if body.stream:
-        return await streamed_answer(request, deltas, reply, len(requests), with_usage=body.wants_stream_usage)
-    return await whole_answer(request, deltas, reply, len(requests))
+        return await streamed_answer(request, deltas, reply, len(asks), with_usage=body.wants_stream_usage)
+    return await whole_answer(request, deltas, reply, len(asks))
 
 
 def _check_model(context: ServerContext, name: str) -> None:

@@ -13,6 +13,8 @@ import uvicorn
 from dflash2.engine.async_engine import AsyncEngine, EngineState
 from dflash2.engine.base import Engine
 from dflash2.pipeline.chat import ChatRenderer
+from dflash2.pipeline.handoff import TokenRing
+from dflash2.pipeline.pipeline import Pipeline
 from dflash2.pipeline.tokenizer import Tokenizer
 from dflash2.server.app import create_app
 from dflash2.server.context import ServerContext, ServerSettings
@@ -48,6 +50,7 @@ def serve(
     listener: socket.socket,
     chat_template: str | None = None,
     *,
+    page_locked: bool = False,
     access_log: bool = False,
 ) -> int:
     """Serve until SIGTERM or SIGINT; a second SIGINT does not wait for running requests.
@@ -58,6 +61,7 @@ def serve(
         settings: of the server.
         listener: bound, not listening yet.
         chat_template: in place of the model's own.
+        page_locked: the engine's device can copy from host memory directly if it is page-locked.
         access_log: log every request.
 
     Returns:
@@ -65,7 +69,14 @@ def serve(
     """
     async_engine = AsyncEngine(engine)
     chat = ChatRenderer(tokenizer.hf, chat_template)
-    context = ServerContext(settings, async_engine, Frontend(async_engine, tokenizer, chat))
+    pipeline = Pipeline(
+        tokenizer,
+        TokenRing(settings.pipeline.ring_tokens, page_locked=page_locked),
+        enabled=settings.pipeline.enabled,
+        max_requests=settings.pipeline.max_requests,
+        engine_busy_s=async_engine.busy_s,
+    )
+    context = ServerContext(settings, async_engine, Frontend(async_engine, tokenizer, chat, pipeline))
     config = uvicorn.Config(
         create_app(context),
         access_log=access_log,

@@ -1,0 +1,255 @@
+"""Token ids from the tokenizer to engine and memory manager: written once, read by reference (R-1.3)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dflash2.errors import IntegrityError, RequestTooLarge
+from dflash2.types import IntArray
+
+
+class TokenIds(Protocol):
+    """What a tokenizer gives: its length is cheap, the list is not."""
+
+    @property
+    def ids(self) -> list[int]: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRef:
+    """A place in the ring: what is passed on instead of the ids.
+
+    Attributes:
+        offset: of the first id.
+        length: ids that fit, those of the answer included.
+        generation: of the allocation; a reference that outlived its place is noticed.
+    """
+
+    offset: int
+    length: int
+    generation: int
+
+
+class TokenRing:
+    """One array of int32 for the ids of all requests, page-locked where a device can make use of that.
+
+    Places are given out one after the other and around; those still held are stepped over. It never grows: whoever
+    finds no room waits, which holds up the tokenizer and in the end the clients. Any thread may take and release.
+
+    Args:
+        num_tokens: size.
+        page_locked: the device can copy from it directly.
+    """
+
+    def __init__(self, num_tokens: int, *, page_locked: bool = False) -> None:
+        self._storage, self._ids = _allocate(num_tokens, page_locked)
+        self._lock = threading.Lock()
+        self._held: list[TokenRef] = []
+        """By offset."""
+        self._next = 0
+        self._generation = 0
+        self._line = asyncio.Lock()
+        """First come first served: a small request does not take the room that a large one waits for."""
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self.num_waits = 0
+        """How often somebody had to wait for room."""
+        self.num_written = 0
+        """Ids written by ``put``: each exactly once."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._ids)
+
+    @property
+    def num_held(self) -> int:
+        """Ids whose place is taken."""
+        with self._lock:
+            return sum(ref.length for ref in self._held)
+
+    @property
+    def num_spans(self) -> int:
+        return len(self._held)
+
+    def view(self, ref: TokenRef) -> IntArray:
+        """int32 ``[length]``, the memory itself.
+
+        Raises:
+            IntegrityError: the place was given back.
+        """
+        with self._lock:
+            if self._index_of(ref) is None:
+                raise IntegrityError(f"{ref} was released")
+        return self._ids[ref.offset : ref.offset + ref.length]
+
+    def try_take(self, length: int) -> TokenRef | None:
+        """A place for ``length`` ids, or None if there is none now.
+
+        Raises:
+            RequestTooLarge: there never will be.
+        """
+        if length > self.num_tokens:
+            raise RequestTooLarge(
+                f"the request has {length} tokens and the ring between tokenizer and engine holds {self.num_tokens}; "
+                "shorten it, or raise pipeline.ring_tokens"
+            )
+        with self._lock:
+            offset = self._find(length)
+            if offset is None:
+                return None
+            self._generation += 1
+            ref = TokenRef(offset, length, self._generation)
+            self._held.insert(bisect_left(self._held, offset, key=_offset), ref)
+            self._next = offset + length
+            return ref
+
+    async def take(self, length: int) -> TokenRef:
+        """As ``try_take``, waiting for room. From one event loop only."""
+        async with self._line:
+            ref = self.try_take(length)
+            while ref is None:
+                self.num_waits += 1
+                loop = asyncio.get_running_loop()
+                room: asyncio.Future[None] = loop.create_future()
+                with self._lock:
+                    self._waiter = (loop, room)
+                ref = self.try_take(length)  # again, so that no release in between goes unnoticed
+                if ref is None:
+                    await room
+            self._waiter = None
+            return ref
+
+    async def put(self, tokens: TokenIds, num_more: int) -> TokenSpan:
+        """Write the ids of a prompt, with room for ``num_more`` behind them; waits for room."""
+        count = len(tokens)
+        span = TokenSpan(self, await self.take(count + num_more), count)
+        span.buffer[:count] = tokens.ids
+        self.num_written += count
+        return span
+
+    def release(self, ref: TokenRef) -> None:
+        """Give a place back.
+
+        Raises:
+            IntegrityError: it was given back before.
+        """
+        with self._lock:
+            index = self._index_of(ref)
+            if index is None:
+                raise IntegrityError(f"{ref} was released before")
+            del self._held[index]
+            waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter[0].is_closed():
+            waiter[0].call_soon_threadsafe(_wake, waiter[1])
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "capacity_tokens": self.num_tokens,
+            "held_tokens": self.num_held,
+            "held_requests": self.num_spans,
+            "written_tokens": self.num_written,
+            "waits": self.num_waits,
+        }
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if two places overlap or leave the ring."""
+        with self._lock:
+            end = 0
+            for ref in self._held:
+                if ref.offset < end:
+                    raise IntegrityError(f"{ref} overlaps the one before it")
+                end = ref.offset + ref.length
+            if end > self.num_tokens:
+                raise IntegrityError("a place lies outside the ring")
+
+    def _find(self, length: int) -> int | None:
+        """Where ``length`` ids fit: from where the last place ended, around, until a gap is wide enough."""
+        behind = bisect_left(self._held, self._next, key=_offset)
+        found = self._first_gap(self._next, behind, length)
+        return self._first_gap(0, 0, length) if found is None else found
+
+    def _first_gap(self, offset: int, first: int, length: int) -> int | None:
+        """The first gap from ``offset`` on; ``first`` is the index of the next place held."""
+        for ref in self._held[first:]:
+            if ref.offset - offset >= length:
+                return offset
+            offset = ref.offset + ref.length
+        return offset if self.num_tokens - offset >= length else None
+
+    def _index_of(self, ref: TokenRef) -> int | None:
+        index = bisect_left(self._held, ref.offset, key=_offset)
+        return index if index < len(self._held) and self._held[index] == ref else None
+
+
+class TokenSpan:
+    """One request's place in the ring, with its prompt in it.
+
+    The engine releases it when the request has ended. A request that vanishes between two stages, because its client
+    left, gives it back when nothing refers to the span any more.
+
+    Args:
+        ring: where it is.
+        ref: its place.
+        num_prompt_tokens: ids that are the prompt; the rest is for the answer.
+    """
+
+    __slots__ = ("__weakref__", "_give_back", "_lent", "buffer", "num_prompt_tokens", "ref")
+
+    def __init__(self, ring: TokenRing, ref: TokenRef, num_prompt_tokens: int) -> None:
+        self._give_back = weakref.finalize(self, ring.release, ref)
+        self._give_back.atexit = False
+        self._lent = False
+        self.ref = ref
+        self.num_prompt_tokens = num_prompt_tokens
+        self.buffer = ring.view(ref)
+        """int32 ``[ref.length]``, the memory itself; not to be touched after ``release``."""
+
+    @property
+    def prompt(self) -> IntArray:
+        """int32 ``[num_prompt_tokens]``, a view."""
+        return self.buffer[: self.num_prompt_tokens]
+
+    def try_lend(self) -> IntArray | None:
+        """The whole place, to write the answer behind the prompt; None if somebody does that already."""
+        if self._lent:
+            return None
+        self._lent = True
+        return self.buffer
+
+    def release(self) -> None:
+        """Give the place back; once, when nobody reads it any more.
+
+        Raises:
+            IntegrityError: it was given back before.
+        """
+        if not self._give_back.alive:
+            raise IntegrityError(f"{self.ref} was released before")
+        self._give_back()
+
+
+def _allocate(num_tokens: int, page_locked: bool) -> tuple[Any, IntArray]:
+    """The array, and what owns its memory."""
+    if not page_locked:
+        ids = np.zeros(num_tokens, np.int32)
+        return ids, ids
+    import torch
+
+    tensor = torch.zeros(num_tokens, dtype=torch.int32, pin_memory=True)
+    return tensor, tensor.numpy()
+
+
+def _offset(ref: TokenRef) -> int:
+    return ref.offset
+
+
+def _wake(room: asyncio.Future[None]) -> None:
+    if not room.done():
+        room.set_result(None)

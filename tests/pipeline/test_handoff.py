@@ -1,0 +1,138 @@
+"""The ring: places do not overlap, a stale reference is noticed, and a full ring holds up instead of growing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dflash2.errors import IntegrityError, RequestTooLarge
+from dflash2.pipeline.handoff import TokenRing, TokenSpan
+
+
+@dataclass
+class Encoded:
+    """A tokenizer's result that counts how often the list is asked for."""
+
+    values: list[int]
+    num_lists: int = field(default=0)
+
+    @property
+    def ids(self) -> list[int]:
+        self.num_lists += 1
+        return self.values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def test_ids_are_written_once_and_everything_else_is_a_view() -> None:
+    ring = TokenRing(100)
+    encoded = Encoded([5, 6, 7])
+    span = asyncio.run(ring.put(encoded, 4))
+    assert encoded.num_lists == 1 and ring.num_written == 3
+    assert span.prompt.tolist() == [5, 6, 7] and len(span.buffer) == 7
+    assert span.prompt.dtype == np.int32
+    assert np.shares_memory(span.prompt, ring.view(span.ref))
+    lent = span.try_lend()
+    assert lent is not None and np.shares_memory(lent, span.buffer)
+    assert span.try_lend() is None  # a second writer would write over the first one's answer
+
+
+def test_a_reference_that_outlived_its_place_is_noticed() -> None:
+    ring = TokenRing(10)
+    ref = ring.try_take(10)
+    assert ref is not None
+    ring.release(ref)
+    again = ring.try_take(10)
+    assert again is not None and (again.offset, again.length) == (ref.offset, ref.length)
+    for call in (ring.view, ring.release):
+        with pytest.raises(IntegrityError, match="was released"):
+            call(ref)
+
+
+def test_a_full_ring_makes_wait_in_order_and_never_grows() -> None:
+    async def main() -> None:
+        ring = TokenRing(10)
+        first = await ring.take(8)
+        large = asyncio.create_task(ring.take(9))
+        await asyncio.sleep(0)
+        small = asyncio.create_task(ring.take(1))  # would fit, but came later
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not large.done() and not small.done()
+        await asyncio.to_thread(ring.release, first)
+        await asyncio.wait_for(asyncio.gather(large, small), 60)
+        assert ring.num_held == 10 and ring.num_tokens == 10
+        ring.check_integrity()
+
+    asyncio.run(main())
+
+
+def test_whoever_stops_waiting_leaves_the_line_free() -> None:
+    async def main() -> None:
+        ring = TokenRing(10)
+        first = await ring.take(8)
+        leaves = asyncio.create_task(ring.take(9))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        await asyncio.wait_for(ring.take(2), 60)
+        ring.release(first)
+        await asyncio.wait_for(ring.take(8), 60)
+
+    asyncio.run(main())
+
+
+def test_what_never_fits_is_refused() -> None:
+    with pytest.raises(RequestTooLarge, match=r"11 tokens .* holds 10"):
+        TokenRing(10).try_take(11)
+
+
+class RingMachine(RuleBasedStateMachine):
+    """Places come and go in any order, each with its own number written all over it."""
+
+    SIZE = 24
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ring = TokenRing(self.SIZE)
+        self.spans: list[tuple[int, TokenSpan]] = []
+        self.num_taken = 0
+
+    @rule(length=st.integers(1, 12))
+    def take(self, length: int) -> None:
+        ref = self.ring.try_take(length)
+        if ref is None:
+            assert not self._has_gap(length)
+            return
+        self.num_taken += 1
+        span = TokenSpan(self.ring, ref, length)
+        span.buffer[:] = self.num_taken
+        self.spans.append((self.num_taken, span))
+
+    @precondition(lambda self: self.spans)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        _, span = self.spans.pop(data.draw(st.integers(0, len(self.spans) - 1)))
+        span.release()
+
+    def _has_gap(self, length: int) -> bool:
+        free = np.ones(self.SIZE, np.bool_)
+        for _, span in self.spans:
+            free[span.ref.offset : span.ref.offset + span.ref.length] = False
+        return any(free[start : start + length].all() for start in range(self.SIZE - length + 1))
+
+    @invariant()
+    def nobody_writes_over_another(self) -> None:
+        self.ring.check_integrity()
+        assert all((span.buffer == number).all() for number, span in self.spans)
+        assert self.ring.num_held == sum(span.ref.length for _, span in self.spans)
+
+
+TestRingMachine = RingMachine.TestCase
