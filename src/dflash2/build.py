@@ -84,7 +84,7 @@ def create_runtime(
     settings = CacheSettings(
         layout.block_size, layout.block_bytes, config.policy.swap_batch_size, config.kv_block.prefetch_window
     )
-    policy = _policy(config, hbm.num_slots)
+    policy = make_policy(config, hbm.num_slots)
     cache = CacheManager(table, policy, transfer, settings, hbm.copy_within)
     _adopt(cache, pools.get(Tier.NVME))
     ledger = ReservationLedger(_reservable(table, config.policy.swap_batch_size), hbm.num_slots)
@@ -144,7 +144,7 @@ def _transfer_engine(pools: dict[Tier, BlockPool], resolved: EffectiveConfig, la
     )
 
 
-def _policy(config: Config, num_hbm_slots: int) -> PlacementPolicy:
+def make_policy(config: Config, num_hbm_slots: int) -> PlacementPolicy:
     if config.policy.eviction == "lru" or not config.enable:
         return LRUPolicy(num_hbm_slots)
     return HeatPolicy(num_hbm_slots, config.policy.cold_threshold)
