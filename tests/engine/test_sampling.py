@@ -38,7 +38,10 @@ def draws(logits: list[float], params: SamplingParams, count: int = 4000) -> np.
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", tuple(range(257))),
         ("seed", 2**63),
-        ("n", 2),
+        ("n", 0),
+        ("n", 17),
+        ("logprobs", 21),
+        ("beam_width", 5),
     ],
 )
 def test_values_out_of_bounds_are_refused_by_name(param: str, value: Any) -> None:

@@ -35,6 +35,20 @@ def answer(prompt: list[int], num_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def spread_logits(state: int) -> torch.Tensor:
+    """float32 ``[VOCAB]``: every token has its own, all depend on the whole past."""
+    mixed = [(state * (2 * token + 1) & MASK) * 0x94D049BB133111EB & MASK for token in range(VOCAB)]
+    return torch.tensor([word / 2**62 for word in mixed], dtype=torch.float32)
+
+
+def spread_after(tokens: list[int]) -> torch.Tensor:
+    """The reference for ``spread_logits`` behind these tokens."""
+    words: list[int] = []
+    for token in tokens:
+        words.append(_mix(_fold(words), token))
+    return spread_logits(_fold(words))
+
+
 def _fold(words: list[int]) -> int:
     state = len(words) + 1
     for index, word in enumerate(words):
@@ -60,6 +74,8 @@ class HashRunner:
         self.num_computed = 0
         self.broken: set[int] = set()
         """Steps whose logits are not finite."""
+        self.spread = False
+        """``spread_logits`` in place of a 1 for one token and 0 for all others."""
 
     def run(self, batch: StepBatch) -> torch.Tensor:
         self._check(batch)
@@ -77,9 +93,10 @@ class HashRunner:
                 self.words[at] = _mix(self._read(table, index), int(batch.token_ids[start + index - length + query]))
             start += query
             if wants:
-                rows.append(self._read(table, length) % VOCAB)
+                rows.append(self._read(table, length))
         logits = torch.zeros(len(rows), VOCAB)
-        logits[torch.arange(len(rows)), torch.tensor(rows, dtype=torch.int64)] = 1.0
+        for row, state in zip(logits, rows, strict=True):
+            row.copy_(spread_logits(state)) if self.spread else row.index_fill_(0, torch.tensor(state % VOCAB), 1.0)
         return logits * float("nan") if self.num_steps in self.broken else logits
 
     @property

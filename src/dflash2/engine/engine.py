@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from dflash2.cache.sequence import Sequence
 from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
+from dflash2.engine.branches import Brancher, Branches, GapWatcher
 from dflash2.engine.model_runner import ModelRunner
 from dflash2.engine.request_state import RequestState
-from dflash2.engine.sampling import SampleResult, sample
 from dflash2.engine.scheduler import Scheduler
-from dflash2.errors import ModelError, RequestError
+from dflash2.errors import RequestError
 from dflash2.runtime import Runtime
 from dflash2.types import IntArray
 
@@ -50,31 +47,44 @@ class ReferenceEngine:
         self._scheduler = scheduler
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
-        self.on_gaps: Callable[[list[str], list[float]], None] | None = None
-        """Told, for each step, the requests sampled and how far the best logit of each was ahead of the second."""
-        self._states: dict[str, RequestState] = {}
+        self._groups: dict[str, Branches] = {}
+        self._brancher = Brancher(scheduler, self._groups)
         self._closed = False
 
     @property
+    def on_gaps(self) -> GapWatcher | None:
+        """Told, for each step, the requests sampled and how far the best logit of each was ahead of the second."""
+        return self._brancher.on_gaps
+
+    @on_gaps.setter
+    def on_gaps(self, watcher: GapWatcher | None) -> None:
+        self._brancher.on_gaps = watcher
+
+    @property
     def has_work(self) -> bool:
-        return bool(self._states)
+        return bool(self._groups)
 
     def add(self, request: GenerationRequest) -> None:
-        request.sampling.validate()
-        if request.request_id in self._states:
+        sampling = request.sampling
+        sampling.validate()
+        if request.request_id in self._groups:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         _check_prompt(request.token_ids, self._vocab_size, self.max_context_tokens)
-        total = min(len(request.token_ids) + request.sampling.max_tokens, self.max_context_tokens)
-        self.runtime.ledger.check_size(self.runtime.cache.residency.blocks_for(total))
+        num_prompt = len(request.token_ids)
+        total = min(num_prompt + sampling.max_tokens, self.max_context_tokens)
+        at_once, needed = self.runtime.needed_blocks(num_prompt, total - num_prompt, sampling.num_branches)
+        self.runtime.ledger.check_size(needed, at_once)
         deadline = self.runtime.clock() + self._scheduler.limits.admission_timeout_s
         state = RequestState(request, total, deadline)
-        self._states[request.request_id] = state
+        ends = frozenset(sampling.stop_token_ids)
+        self._groups[request.request_id] = Branches(state, ends if sampling.ignore_eos else ends | self._eos_token_ids)
         self._scheduler.waiting.append(state)
 
-    def cancel(self, request_id: str) -> None:
-        state = self._states.get(request_id)
-        if state is not None:
-            state.cancelled = True
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        group = self._groups.get(request_id)
+        if group is not None and (index is None or group.beams is None):  # a beam is not an answer yet
+            for state in group.live:
+                state.cancelled |= index is None or state.index == index
 
     def step(self) -> list[TokenOutput]:
         now = self.runtime.clock()
@@ -88,10 +98,10 @@ class ReferenceEngine:
             logits = self._runner.run(batch)
             self._scheduler.note_step(self.runtime.clock() - now)
             wanting = [state for state, wants in zip(states, batch.wants_logits, strict=True) if wants]
-            sampled = self._sample(wanting, logits)
-            broken = {state for state, valid in zip(wanting, sampled.is_valid.tolist(), strict=True) if not valid}
+            draws = self._brancher.draw(wanting, logits)
+            broken = {draw.state for draw in draws if not draw.is_valid}
             self.runtime.complete_step(_computed(states, batch.query_lens, broken))
-            outputs += self._append(wanting, sampled)
+            outputs += self._brancher.apply(draws)
         self._rebalance()
         return outputs
 
@@ -119,61 +129,19 @@ class ReferenceEngine:
             self._closed = True
             for state in self._scheduler.every():
                 self._scheduler.remove(state)
-            self._states.clear()
+            self._groups.clear()
             self.runtime.shutdown()
 
     def _rebalance(self) -> None:
         leaving, upcoming = self._scheduler.leaving_next(), self._scheduler.upcoming()
         self.runtime.rebalance([state.blocks for state in leaving], [state.blocks for state in upcoming])
 
-    def _sample(self, states: list[RequestState], logits: torch.Tensor) -> SampleResult:
-        result = sample(
-            logits,
-            [state.request.sampling for state in states],
-            [state.seed for state in states],
-            [state.num_output_tokens for state in states],
-            with_gaps=self.on_gaps is not None,
-        )
-        if self.on_gaps is not None and result.gaps is not None:
-            self.on_gaps([state.request_id for state in states], result.gaps.tolist())
-        return result
-
-    def _append(self, states: list[RequestState], sampled: SampleResult) -> list[TokenOutput]:
-        outputs = []
-        for state, token, valid in zip(states, sampled.token_ids.tolist(), sampled.is_valid.tolist(), strict=True):
-            if not valid:
-                state.error = ModelError("the model's logits are not finite; its weights or the dtype may be wrong")
-                outputs.append(_output(state, None, FinishReason.ERROR))
-                self._end(state)
-                continue
-            state.append(token)
-            reason = self._finish_reason(state, token)
-            outputs.append(_output(state, token, reason))
-            if reason is not None:
-                self._end(state)
-        return outputs
-
-    def _finish_reason(self, state: RequestState, token: int) -> FinishReason | None:
-        sampling = state.request.sampling
-        if token in sampling.stop_token_ids or (token in self._eos_token_ids and not sampling.ignore_eos):
-            return FinishReason.STOP
-        return FinishReason.LENGTH if state.num_tokens >= state.max_total_tokens else None
-
-    def _end(self, state: RequestState) -> None:
-        self._scheduler.remove(state)
-        del self._states[state.request_id]
-
     def _end_cancelled(self) -> list[TokenOutput]:
-        cancelled = [state for state in self._states.values() if state.cancelled]
-        for state in cancelled:
-            self._end(state)
-        return [_output(state, None, FinishReason.CANCELLED) for state in cancelled]
+        cancelled = [state for group in self._groups.values() for state in group.live if state.cancelled]
+        return [self._brancher.end(state, FinishReason.CANCELLED) for state in cancelled]
 
     def _end_expired(self, now: float) -> list[TokenOutput]:
-        expired = self._scheduler.take_expired(now)
-        for state in expired:
-            del self._states[state.request_id]
-        return [_output(state, None, FinishReason.TIMEOUT) for state in expired]
+        return [self._brancher.end(state, FinishReason.TIMEOUT) for state in self._scheduler.take_expired(now)]
 
 
 def _check_prompt(token_ids: IntArray, vocab_size: int, max_context_tokens: int) -> None:
@@ -201,9 +169,3 @@ def _computed(
         start = state.blocks.num_tokens
         work.append((state.blocks, state.tokens[start : start + count]))
     return work
-
-
-def _output(state: RequestState, token: int | None, reason: FinishReason | None) -> TokenOutput:
-    return TokenOutput(
-        state.request_id, token, reason, state.num_prompt_tokens, state.num_cached_tokens, error=state.error
-    )

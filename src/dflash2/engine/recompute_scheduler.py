@@ -25,6 +25,8 @@ class RecomputeScheduler(Scheduler):
             request = state.request
             names = {"adapter": state.adapter_key, "tenant_salt": request.tenant_salt}
             if not self.runtime.has_room_for(state.tokens, **names):
+                if state.admitted and self._drop_idle_beam(state.order):
+                    continue
                 return
             sequence = self.runtime.open_unreserved(state.sequence_id, state.tokens, **names)
             entered = self.runtime.try_enter(sequence, state.num_tokens - sequence.num_tokens)
@@ -32,6 +34,7 @@ class RecomputeScheduler(Scheduler):
             self.waiting.popleft()
             if not state.admitted:
                 state.admitted = True
+                state.order = self.counters.admitted_requests
                 state.num_cached_tokens = sequence.num_cached_tokens
                 self.counters.admitted_requests += 1
             state.sequence = sequence
@@ -46,10 +49,29 @@ class RecomputeScheduler(Scheduler):
 
     def _on_no_room(self, state: RequestState) -> bool:
         """Drop the youngest; if that is the one that wants to grow, it goes itself."""
-        youngest = self.resident[-1]
-        self.resident.remove(youngest)
-        self.runtime.close(youngest.blocks)
-        youngest.sequence = None
-        self.waiting.appendleft(youngest)
-        self.counters.preemptions_recomputed += 1
+        youngest = max(self.resident, key=lambda one: (one.order, self.resident.index(one)))
+        self._drop(youngest)
         return youngest is not state
+
+    def _drop_idle_beam(self, order: int) -> bool:
+        """Make room for a dropped request with a beam of a younger one, that waits for its dropped sisters.
+
+        Otherwise the beams of two requests might hold each other up for good.
+        """
+        idle = [state for state in self.resident if state.order > order and not state.num_uncomputed]
+        if idle:
+            self._drop(max(idle, key=lambda state: state.order))
+        return bool(idle)
+
+    def _drop(self, state: RequestState) -> None:
+        self.resident.remove(state)
+        self._park(state)
+        self.counters.preemptions_recomputed += 1
+
+    def _park(self, state: RequestState) -> None:
+        """Back to the queue, ahead of those that were never admitted, the oldest first."""
+        if state.sequence is not None:
+            self.runtime.close(state.sequence)
+            state.sequence = None
+        place = sum(one.admitted and one.order <= state.order for one in self.waiting)
+        self.waiting.insert(place, state)

@@ -39,6 +39,8 @@ class RequestState:
         self.sequence: Sequence | None = None
         self.admitted = False
         """It has been admitted once: from then on it cannot expire, dropped for a while or not."""
+        self.order = 0
+        """Which admission of the scheduler it was; all branches of a request have the same."""
         self.gave_up_loads = False
         """A load took too long once: it computes the rest itself and takes over no cached block again."""
         self.num_cached_tokens = 0
@@ -70,6 +72,7 @@ class RequestState:
         twin.num_tokens = self.num_tokens
         twin.sequence = sequence
         twin.admitted = True
+        twin.order = self.order
         twin.num_cached_tokens = self.num_cached_tokens
         twin.turn_tokens = self.turn_tokens
         return twin

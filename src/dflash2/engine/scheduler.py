@@ -99,12 +99,10 @@ class Scheduler(ABC):
             None if state.sequence is None else self.runtime.fork(state.sequence, branch_id(state.request_id, index))
         )
         twin = state.fork(index, sequence)
-        if sequence is None:
-            self.waiting.appendleft(twin)
-        elif state in self.resident and self.runtime.try_enter(sequence, 1):
+        if sequence is not None and state in self.resident and self.runtime.try_enter(sequence, 1):
             self.resident.append(twin)
         else:
-            self.paused.append(twin)
+            self._park(twin)
         return twin
 
     def take_expired(self, now: float) -> list[RequestState]:
@@ -125,6 +123,10 @@ class Scheduler(ABC):
     @abstractmethod
     def leaving_next(self) -> list[RequestState]:
         """Resident requests that have to make room soon."""
+
+    @abstractmethod
+    def _park(self, state: RequestState) -> None:
+        """A branch that was forked and does not fit HBM now."""
 
     @abstractmethod
     def _admit(self, now: float) -> None:

@@ -55,7 +55,7 @@ class SwapScheduler(Scheduler):
     def _make_resident(self, now: float) -> None:
         """Let paused requests in, in order; those whose turn is over make room for the first that does not fit."""
         changed = False
-        for state in list(self.paused):
+        for state in [state for state in self.paused if state.num_uncomputed]:
             while not self.runtime.try_enter(state.blocks, self._turn_tokens(state)):
                 over = self._longest_over()
                 if over is None:
@@ -77,6 +77,9 @@ class SwapScheduler(Scheduler):
         """Its turn ends here: it is swapped at this step boundary and comes back with room for a whole turn."""
         self._pause(state)
         return False
+
+    def _park(self, state: RequestState) -> None:
+        self.paused.append(state)
 
     def _turn_tokens(self, state: RequestState) -> int:
         wanted = state.num_tokens + self.limits.quantum_tokens
