@@ -148,10 +148,13 @@ class Runtime:
         return sequence
 
     def needed_blocks(self, num_prompt_tokens: int, max_new_tokens: int, num_branches: int = 1) -> tuple[int, int]:
-        """Blocks that one branch has at its end, and that all have together: they share the prompt's full blocks."""
+        """Blocks that one branch needs in HBM at one time, and that all have together at their ends.
+
+        Branches share the prompt's full blocks. One that writes to a shared block needs its copy beside it.
+        """
         one = self.cache.residency.blocks_for(num_prompt_tokens + max_new_tokens)
         shared = num_prompt_tokens // self.layout.block_size
-        return one, shared + num_branches * (one - shared)
+        return one + int(num_branches > 1), shared + num_branches * (one - shared)
 
     def fork(self, sequence: Sequence, request_id: str) -> Sequence:
         """A second sequence with the same past and under the same promise, paused.
