@@ -1,0 +1,180 @@
+"""Smoothing, the bound on new demand, and the order of the line."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.signal import butter, sosfilt, sosfilt_zi
+
+from dflash2.cache.admission import Admission
+from dflash2.cache.smoothing import ButterworthLowPass
+from dflash2.cache.waiting import join, length_class
+
+# -- the filter ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.parametrize("cutoff", [0.001, 0.02, 0.2])
+def test_it_is_scipys_butterworth_filter_cut_off_at_zero(order: int, cutoff: float) -> None:
+    demand = np.random.default_rng(order).integers(0, 500, 300).astype(float)
+    demand[100:200] = 0
+    low_pass = ButterworthLowPass(order, cutoff)
+    low_pass.reset(70.0)
+    design = butter(order, cutoff, fs=1.0, output="sos")
+    expected, _ = sosfilt(design, demand, zi=sosfilt_zi(design) * 70.0)
+    got = [low_pass.step(value) for value in demand.tolist()]
+    np.testing.assert_allclose(got, np.maximum(0.0, expected), rtol=1e-6, atol=1e-6)
+    assert min(got) >= 0.0
+
+
+def test_a_steady_demand_passes_unchanged_from_the_first_sample_on() -> None:
+    low_pass = ButterworthLowPass(2, 0.01)
+    low_pass.reset(40.0)
+    assert [round(low_pass.step(40.0), 6) for _ in range(50)] == [40.0] * 50
+
+
+def test_the_future_has_no_influence() -> None:
+    one, other = ButterworthLowPass(2, 0.05), ButterworthLowPass(2, 0.05)
+    before = [one.step(value) for value in (1.0, 5.0, 2.0)]
+    assert [other.step(value) for value in (1.0, 5.0, 2.0)] == before
+    assert one.step(1000.0) > other.step(0.0)
+
+
+# -- the bound -------------------------------------------------------------------------------------------------------
+
+
+def admission(order: int = 2, cutoff: float = 0.01) -> Admission:
+    return Admission(100, ButterworthLowPass(order, cutoff))
+
+
+def test_without_pressure_everything_is_let_in_at_once() -> None:
+    one = admission()
+    one.tick(in_use=60, waiting=40)
+    assert not one.under_pressure
+    for _ in range(4):
+        assert one.lets_in(10, overdue=False)
+        one.note_admitted(10, 0.0)
+    assert one.counters.pressure_steps == one.counters.smoothed_steps == 0
+
+
+def test_a_burst_fills_hbm_and_goes_no_further_at_first() -> None:
+    one = admission()
+    one.tick(in_use=0, waiting=400)
+    admitted = 0
+    while one.lets_in(10, overdue=False):
+        one.note_admitted(10, 0.0)
+        admitted += 10
+    assert admitted == 100
+    assert one.counters.smoothed_steps == 1
+
+
+def test_demand_that_stays_is_let_in_little_by_little() -> None:
+    one, in_use, history = admission(), 0, []
+    for _ in range(300):
+        one.tick(in_use, 400 - in_use)
+        while in_use < 400 and one.lets_in(10, overdue=False):
+            one.note_admitted(10, 0.0)
+            in_use += 10
+        history.append(in_use)
+    assert history[0] == 100 and history[-1] == 400
+    assert max(np.diff(history)) <= 20  # never a second burst
+
+
+def test_the_bound_is_forgotten_when_pressure_ends() -> None:
+    one = admission()
+    for _ in range(500):
+        one.tick(in_use=100, waiting=300)
+    assert not one.lets_in(400, overdue=False) and one.lets_in(299, overdue=False)
+    one.tick(in_use=50, waiting=10)
+    assert one.bound_blocks is None
+    one.tick(in_use=100, waiting=300)
+    assert one.bound_blocks == pytest.approx(100, abs=5)
+
+
+def test_somebody_always_runs_and_nobody_waits_for_ever() -> None:
+    one = admission()
+    one.tick(in_use=0, waiting=500)
+    assert one.lets_in(450, overdue=False)  # alone, whatever its size: the ledger has judged that
+    one.note_admitted(450, 0.0)
+    assert not one.lets_in(1, overdue=False)
+    assert one.lets_in(1, overdue=True)
+    assert one.counters.overdue_requests == 1
+
+
+def test_without_a_filter_nothing_is_held_back() -> None:
+    one = Admission(100, None)
+    one.tick(in_use=100, waiting=500)
+    assert not one.under_pressure and one.lets_in(500, overdue=False)
+
+
+def test_the_wait_is_foretold_from_the_pace_of_admissions() -> None:
+    one = admission()
+    assert one.expected_wait_s(10) == 0.0
+    for step in range(100):
+        one.note_admitted(1, step * 2.0)
+    assert one.expected_wait_s(4) == pytest.approx(10.0)
+
+
+# -- the line --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Waiter:
+    size_tokens: int
+    priority: int = 0
+    overtaken_tokens: int = 0
+    number: int = 0
+
+
+def line_of(*sizes: int) -> deque[Waiter]:
+    line: deque[Waiter] = deque()
+    for number, size in enumerate(sizes):
+        join(line, Waiter(size, number=number))
+    return line
+
+
+def test_short_ones_go_ahead_of_long_ones() -> None:
+    assert [one.size_tokens for one in line_of(6000, 3000, 50, 100, 60)] == [50, 60, 100, 3000, 6000]
+
+
+def test_equals_keep_the_order_in_which_they_came() -> None:
+    line = line_of(100, 120, 90, 70, 65)
+    assert [one.number for one in line] == [0, 1, 2, 3, 4]
+
+
+def test_a_long_one_lets_as_much_pass_as_it_is_long() -> None:
+    line = line_of(1000)
+    for number in range(1, 16):
+        join(line, Waiter(100, number=number))
+    assert [one.number for one in line] == [*range(1, 11), 0, *range(11, 16)]
+
+
+def test_priority_comes_before_length() -> None:
+    line = line_of(1000, 50)
+    join(line, Waiter(5000, priority=-1))
+    join(line, Waiter(10, priority=5))
+    assert [(one.priority, one.size_tokens) for one in line] == [(-1, 5000), (0, 50), (0, 1000), (5, 10)]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5000)), max_size=60))
+def test_nobody_is_delayed_by_more_than_its_own_size(calls: list[tuple[bool, int]]) -> None:
+    line: deque[Waiter] = deque()
+    passed: dict[Waiter, int] = {}
+    came = 0
+    for leaves, size in calls:
+        if leaves and line:
+            line.popleft()
+            continue
+        new = Waiter(size, number=came)
+        came += 1
+        passed[new] = 0
+        join(line, new)
+        for one in list(line)[list(line).index(new) + 1 :]:
+            passed[one] += size
+            assert length_class(size) < length_class(one.size_tokens)
+        assert all(passed[one] == one.overtaken_tokens <= one.size_tokens for one in line)
