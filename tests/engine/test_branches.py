@@ -1,4 +1,4 @@
-"""Several answers and beams of one request: forks that are swapped, dropped, cancelled, and always read their own past."""
+"""Several answers and beams of one request: forks that are swapped, dropped, cancelled; each reads its own past."""
 
 from __future__ import annotations
 

@@ -23,12 +23,14 @@ class RecomputeScheduler(Scheduler):
         while self.waiting and self.num_running < self.limits.max_running:
             state = self.waiting[0]
             request = state.request
-            names = {"adapter": state.adapter_key, "tenant_salt": request.tenant_salt}
-            if not self.runtime.has_room_for(state.tokens, **names):
+            adapter, salt = state.adapter_key, request.tenant_salt
+            if not self.runtime.has_room_for(state.tokens, adapter=adapter, tenant_salt=salt):
                 if state.admitted and self._drop_idle_beam(state.order):
                     continue
                 return
-            sequence = self.runtime.open_unreserved(state.sequence_id, state.tokens, **names)
+            sequence = self.runtime.open_unreserved(
+                state.sequence_id, state.tokens, adapter=adapter, tenant_salt=salt, traits=state.traits
+            )
             entered = self.runtime.try_enter(sequence, state.num_tokens - sequence.num_tokens)
             assert entered
             self.waiting.popleft()

@@ -7,6 +7,7 @@ import numpy as np
 from dflash2.cache.sequence import Sequence
 from dflash2.engine.base import GenerationRequest
 from dflash2.engine.sampling import branch_seed, resolve_seed
+from dflash2.policy.base import RequestTraits
 from dflash2.types import IntArray
 
 
@@ -57,6 +58,15 @@ class RequestState:
     def sequence_id(self) -> str:
         """Name of its sequence: the request's own for the first branch."""
         return branch_id(self.request_id, self.index)
+
+    @property
+    def traits(self) -> RequestTraits:
+        """What the placement policy is told of it."""
+        return RequestTraits(
+            session=self.request.hints.session_id,
+            num_prompt_tokens=self.num_prompt_tokens,
+            beam_width=self.request.sampling.beam_width or 1,
+        )
 
     def fork(self, index: int, sequence: Sequence | None) -> RequestState:
         """A branch with the same past.

@@ -42,6 +42,7 @@ class SwapScheduler(Scheduler):
                 num_branches=request.sampling.num_branches,
                 adapter=state.adapter_key,
                 tenant_salt=request.tenant_salt,
+                traits=state.traits,
             )
             if sequence is None:
                 return
