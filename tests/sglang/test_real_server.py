@@ -13,10 +13,10 @@ from tests.sglang.traffic import Conversations
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1800)]
 
-NUM_CHATS, NUM_TURNS, PROMPT_TOKENS, NUM_NEW, AT_ONCE = 40, 5, 100, 10, 6
+NUM_CHATS, NUM_TURNS, PROMPT_TOKENS, NUM_NEW, AT_ONCE = 16, 4, 100, 8, 4
 BLOCK = 16
 KIB_PER_TOKEN = 45  # 30 layers x 2 x 3 heads x 64 x 4 bytes
-HBM_MB = 72
+HBM_MB = 36
 TOKENS_PER_TIE = 10_000
 
 
@@ -28,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def config(place: Path) -> Path:
     path = place / "dflash2_config.json"
-    memory = {"hbm_capacity_mb": HBM_MB, "dram_capacity_mb": 96, "nvme_capacity_mb": 1024}
+    memory = {"hbm_capacity_mb": HBM_MB, "dram_capacity_mb": 48, "nvme_capacity_mb": 512}
     memory |= {"nvme_path": str(place / "nvme"), "staging_buffer_size_mb": 8}
     block, policy = {"block_size": BLOCK}, {"swap_batch_size": 8}
     path.write_text(json.dumps({"enable": True, "memory": memory, "kv_block": block, "policy": policy}))
@@ -38,7 +38,7 @@ def config(place: Path) -> Path:
 @pytest.fixture(scope="module")
 def chats(place: Path) -> Conversations:
     """From plain SGLang, with the plug-in installed and not asked for."""
-    server = Server(PYTHON, MODEL, place / "plain.log", "--max-total-tokens", "32768", "--page-size", str(BLOCK))
+    server = Server(PYTHON, MODEL, place / "plain.log", "--max-total-tokens", "16384", "--page-size", str(BLOCK))
     try:
         found = Conversations(server.wait(), NUM_CHATS, NUM_TURNS, PROMPT_TOKENS, NUM_NEW, AT_ONCE)
         assert "DFlash2" not in server.text().replace("dflash2", "")

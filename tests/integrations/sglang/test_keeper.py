@@ -155,7 +155,11 @@ def test_what_dram_cannot_hold_goes_to_nvme_and_comes_back_through_dram(engine: 
     assert engine.load([0, 1, 2, 3], [5, 6, 7, 8]) == [0, 1]
     for key in range(4):
         engine.assert_page(5 + key, key)
-    assert engine.cache.counters.loaded_from_nvme_blocks > 0
+    counters = engine.cache.counters
+    assert counters.loaded_from_nvme_blocks > 0
+    engine.keeper.used("r", keys, 40)
+    hits = [counters.hit_tokens[tier] // LAYOUT.block_size for tier in Tier]
+    assert hits == [0, found.num_ready, 4 - found.num_ready]  # by where they were when the request arrived
 
 
 def test_a_block_announced_again_elsewhere_has_one_row_and_one_page(engine: Engine) -> None:
@@ -249,7 +253,7 @@ def test_random_walk(tmp_path: Path, seed: int) -> None:
                     engine.assert_page(page, key)
             held[sequence] = pages
             engine.compute(keys, pages)
-            engine.keeper.used([name(key) for key in ready], 32)
+            engine.keeper.used("r", [name(key) for key in ready], 32)
         if rng.random() < 0.7:
             engine.keeper.step(0, None)
         if rng.random() < 0.1:

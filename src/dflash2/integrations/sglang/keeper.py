@@ -40,6 +40,21 @@ class Restorable:
     num_ready: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What a waiting request will use from below HBM.
+
+    Attributes:
+        ids: the blocks.
+        on_nvme: those of them that were nowhere else when it arrived.
+        asked_at: step in which it was last asked about.
+    """
+
+    ids: IntArray
+    on_nvme: IntArray
+    asked_at: int
+
+
 class Keeper:
     """Keeps what the engine computes for longer than its device pool can.
 
@@ -63,8 +78,8 @@ class Keeper:
         """Block of each device page; means something only where the mirror holds one."""
         self._doomed = EMPTY
         """Blocks that were given up while they were copied from HBM: what arrives is worthless."""
-        self._expected: dict[str, tuple[IntArray, int]] = {}
-        """Per waiting request, blocks that it will use, and the step in which it was last asked about."""
+        self._expected: dict[str, _Expected] = {}
+        """Per waiting request."""
         self._num_steps = 0
         self._copy_down = CopyDown(self._cache, clock, margin_blocks)
 
@@ -112,13 +127,16 @@ class Keeper:
         self._leave_pages(ids)
         self._reap(ids)
 
-    def used(self, keys: list[bytes], num_prompt_tokens: int) -> None:
+    def used(self, request_id: str, keys: list[bytes], num_prompt_tokens: int) -> None:
         """A request starts with these blocks as its cached prefix, wherever they are."""
         index, counters, table = self._cache.index, self._cache.counters, self._table
         known = [block_id for block_id in map(index.get, keys) if block_id is not None]
         ids = np.array(known, np.int32)
         counters.looked_up_tokens += num_prompt_tokens
-        rest = ids
+        expected = self._expected.get(request_id)
+        fetched = np.isin(ids, EMPTY if expected is None else expected.on_nvme) & ~table.has(ids, Tier.HBM)
+        counters.hit_tokens[Tier.NVME] += int(np.count_nonzero(fetched)) * self.runtime.layout.block_size
+        rest = ids[~fetched]
         for tier in Tier:
             there = table.has(rest, tier)
             counters.hit_tokens[tier] += int(np.count_nonzero(there)) * self.runtime.layout.block_size
@@ -137,16 +155,19 @@ class Keeper:
         ids = self._cache.index.longest_prefix(keys)
         below = (self._table.present[ids] & ~TIER_BIT[Tier.HBM]) != 0
         ids = ids[: _leading(below)]
+        before = self._expected.get(request_id)
         self.forget_request(request_id)
         if len(ids):
-            self._expected[request_id] = (ids, self._num_steps)
+            on_nvme = ids[self._table.present[ids] == TIER_BIT[Tier.NVME]] if before is None else before.on_nvme
+            self._expected[request_id] = _Expected(ids, on_nvme, self._num_steps)
             self._table.next_use[ids] = self._clock()
         return Restorable(ids, _leading(self._table.has(ids, Tier.DRAM)))
 
     def forget_request(self, request_id: str) -> None:
         """The request has got its blocks, or will never want them."""
-        ids, _ = self._expected.pop(request_id, (EMPTY, 0))
-        self._table.next_use[ids] = np.inf
+        expected = self._expected.pop(request_id, None)
+        if expected is not None:
+            self._table.next_use[expected.ids] = np.inf
 
     def promote(self, ids: IntArray, urgency: Urgency) -> bool:
         """Begin to bring blocks from NVMe to DRAM.
@@ -263,7 +284,7 @@ class Keeper:
 
     def _drop_old_expectations(self) -> None:
         oldest = self._num_steps - EXPECTED_FOR_STEPS
-        for request_id in [rid for rid, (_, at) in self._expected.items() if at < oldest]:
+        for request_id in [rid for rid, each in self._expected.items() if each.asked_at < oldest]:
             self.forget_request(request_id)
 
     def _discard_on_disk(self) -> None:

@@ -223,9 +223,8 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def admitted(self, rid: str, device_hashes: list[str], num_tokens: int) -> None:
         """A request of so many tokens starts; these pages of its prefix were on the device."""
-        loading = self._loading.get(rid, [])
+        self.keeper.used(rid, [*self._keys.of(device_hashes), *self._loading.get(rid, [])], num_tokens)
         self.forget_request(rid)
-        self.keeper.used([*self._keys.of(device_hashes), *loading], num_tokens)
 
     def note_retraction(self, rid: str) -> None:
         """Say so; a retraction means that the device pool was short."""

@@ -1,0 +1,166 @@
+"""SGLang servers to compare: one per setting, with the same device pool and the same budgets below it, on a CPU.
+
+They stay up and take turns: all but the one that is measured are stopped (SIGSTOP), so that none takes another's cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+HERE = Path(__file__).resolve().parent
+COUNTER = "DFLASH2_BENCH_HOST_BYTES"
+TOKEN_BYTES = 30 * 2 * 3 * 64 * 2
+"""KV of one token: layers, K and V, heads, dimension, bytes of bfloat16."""
+MIB = 1 << 20
+START_S = 300.0
+SETTINGS = ("plain", "hicache-host", "hicache-file", "dflash2-dram", "dflash2-nvme")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """In tokens; the same for all settings."""
+
+    device: int = 2048
+    dram: int = 4096
+    disk: int = 32768
+    page: int = 64
+
+
+@dataclass(slots=True)
+class BenchServer:
+    """A running server.
+
+    Attributes:
+        setting: one of ``SETTINGS``.
+        place: folder of its files.
+        port: on loopback.
+        process: the server; the scheduler is one of its children.
+    """
+
+    setting: str
+    place: Path
+    port: int
+    process: subprocess.Popen[bytes]
+    _family: list[psutil.Process] = field(default_factory=list)
+
+    def wait(self) -> None:
+        """Until it serves."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health_generate", timeout=30).close()
+                server = psutil.Process(self.process.pid)
+                self._family = [*server.children(recursive=True), server]
+                return
+            time.sleep(0.5)
+        raise RuntimeError(f"{self.setting} did not start; see {self.place / 'log'}")
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """It runs inside; it is stopped outside."""
+        self._signal("resume")
+        try:
+            yield
+        finally:
+            self._signal("suspend")
+
+    def stop(self) -> None:
+        """Stopped until its turn comes."""
+        self._signal("suspend")
+
+    def kill(self) -> None:
+        """End it and its children."""
+        self._signal("kill")
+        self.process.kill()
+        self.process.wait(30)
+
+    def device_tokens(self) -> int:
+        """Tokens of the device pool, as the server says."""
+        found = re.search(r"max_total_num_tokens=(\d+)", (self.place / "log").read_text(errors="replace"))
+        if found is None:
+            raise RuntimeError(f"{self.setting}: no pool size in the log")
+        return int(found[1])
+
+    def written(self) -> dict[str, float]:
+        """Bytes written to DRAM and to disk since the start, and tokens reused by tier, where the server says."""
+        if self.setting.startswith("hicache"):
+            counter = np.memmap(self.place / "host_bytes", np.int64, "r", shape=(1,))
+            files = sum(file.stat().st_size for file in (self.place / "files").glob("*"))
+            return {"dram": float(counter[0]), "disk": float(files)}
+        if self.setting == "plain":
+            return {"dram": 0.0, "disk": 0.0}
+        time.sleep(2.5)  # the scheduler writes its metrics every 2 s
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        written = {"dram": 0.0, "disk": 0.0, "from_dram": 0.0, "from_nvme": 0.0}
+        for name, labels, value in re.findall(r"^dflash2_(\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
+            label = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            if name == "copied_bytes_total":
+                written["dram"] += float(value) * (label["tier"] == "dram")
+                written["disk"] += float(value) * (label["tier"] == "nvme")
+            if name == "prefix_hit_tokens_total" and label["origin"] != "hbm":
+                written["from_" + label["origin"]] += float(value)
+        return written
+
+    def _signal(self, name: str) -> None:
+        for member in self._family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                getattr(member, name)()
+
+
+def start(setting: str, sizes: Sizes, place: Path, python: str, model: str, threads: int) -> BenchServer:
+    """Start a server; ``wait`` for it."""
+    place.mkdir(parents=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [python, "-m", "sglang.launch_server", "--model-path", model, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--device", "cpu", "--attention-backend", "torch_native", "--dtype", "bfloat16", "--sleep-on-idle"]
+    command += ["--context-length", "4096", "--skip-server-warmup", "--enable-cache-report", "--enable-metrics"]
+    environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "sglang_cpu"), os.environ.get("PYTHONPATH", "")])
+    arguments, variables = _of_setting(setting, sizes, place)
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command + arguments, stdout=log, stderr=subprocess.STDOUT, env=environment | variables
+        )
+    return BenchServer(setting, place, port, process)
+
+
+def _of_setting(setting: str, sizes: Sizes, place: Path) -> tuple[list[str], dict[str, str]]:
+    pool = ["--max-total-tokens", str(sizes.device), "--page-size", str(sizes.page)]
+    if setting == "plain":
+        return pool, {}
+    if setting.startswith("hicache"):
+        (place / "files").mkdir()
+        np.zeros(1, np.int64).tofile(place / "host_bytes")
+        arguments = [*pool, "--enable-hierarchical-cache", "--hicache-ratio", str(sizes.dram / sizes.device)]
+        arguments += ["--hicache-io-backend", "direct", "--hicache-mem-layout", "layer_first"]
+        if setting == "hicache-file":
+            arguments += ["--hicache-storage-backend", "file"]
+        variables = {COUNTER: str(place / "host_bytes")}
+        return arguments, variables | {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(place / "files")}
+    memory = {"hbm_capacity_mb": _mib(sizes.device), "dram_capacity_mb": _mib(sizes.dram), "staging_buffer_size_mb": 8}
+    if setting == "dflash2-nvme":
+        memory |= {"nvme_capacity_mb": _mib(sizes.disk)}
+    config = {"enable": True, "memory": {**memory, "nvme_path": str(place / "nvme")}}
+    config |= {"kv_block": {"block_size": sizes.page}, "policy": {"swap_batch_size": 8}}
+    (place / "dflash2_config.json").write_text(json.dumps(config))
+    return ["--dflash2-config", str(place / "dflash2_config.json")], {}
+
+
+def _mib(tokens: int) -> int:
+    return tokens * TOKEN_BYTES // MIB
