@@ -17,10 +17,11 @@ from dflash2.cache.rebalance import Rebalancer
 from dflash2.cache.reservation import ReservationLedger
 from dflash2.cache.sequence import Residency, Sequence
 from dflash2.config import Config
-from dflash2.config.changing import running_values, with_changes
+from dflash2.config.changing import limits, running_values, with_changes
 from dflash2.errors import CapacityError, ConfigError, DeadlineExceeded, StorageError
 from dflash2.monitoring.advice import Advisor
 from dflash2.monitoring.data_path import host_stats, nvme_stats, transfer_stats
+from dflash2.monitoring.disk import DiskWatch
 from dflash2.monitoring.history import History
 from dflash2.monitoring.observer import Observer
 from dflash2.monitoring.swap_log import SwapLog
@@ -87,7 +88,9 @@ class Runtime:
         self._rebalancer = parts.rebalancer
         self._namespace = namespace
         swap_log = SwapLog(parts.cache.table, parts.cache.counters, time.monotonic())
-        self.observer = Observer(swap_log, parts.history, Advisor())
+        nvme = parts.pools.get(Tier.NVME)
+        disk = DiskWatch(nvme.folder) if isinstance(nvme, NvmePool) else None
+        self.observer = Observer(swap_log, parts.history, Advisor(), disk)
         self.stats_of: dict[str, Callable[[], Any]] = {}
         """Further statistics by their name in ``stats()``, such as those of an engine's scheduler."""
         self._device = parts.device
@@ -346,6 +349,10 @@ class Runtime:
         self.cache.mover.batch_blocks = config.policy.swap_batch_size
         self.cache.prefetcher.window.configure(config.kv_block.prefetch_window)
         return after
+
+    def policy_limits(self) -> dict[str, tuple[float, float]]:
+        """Smallest and largest value of each setting that has a range and may be changed while running."""
+        return {**limits(), "swap_batch_size": (1, self._largest_batch)}
 
     # -- the whole -----------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from dflash2.cli import main
 @dataclass
 class ScriptedRuntime:
     config: Path | None
+    observer: None = None
 
     def startup_line(self) -> str:
         return f"DFlash2: started with {self.config}"

@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
             settings,
             listener,
             template,
+            observer=engine.runtime.observer,
             page_locked=args.device.startswith("cuda"),
             access_log=args.access_log,
         )

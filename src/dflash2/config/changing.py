@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from annotated_types import Ge, Le
+from pydantic import BaseModel, ValidationError
 
 from dflash2.config.problems import Problem, describe_error, path_text
 from dflash2.config.schema import Config
@@ -26,6 +27,20 @@ SECTION_OF = {
 def running_values(config: Config) -> dict[str, Any]:
     """The settings of ``SECTION_OF`` and their values."""
     return {name: getattr(getattr(config, section), name) for name, section in SECTION_OF.items()}
+
+
+def limits() -> dict[str, tuple[float, float]]:
+    """Smallest and largest value of each setting that has a closed range."""
+    found: dict[str, tuple[float, float]] = {}
+    for name, section in SECTION_OF.items():
+        model = Config.model_fields[section].annotation
+        assert isinstance(model, type) and issubclass(model, BaseModel)
+        bounds = model.model_fields[name].metadata
+        low = next((bound.ge for bound in bounds if isinstance(bound, Ge)), None)
+        high = next((bound.le for bound in bounds if isinstance(bound, Le)), None)
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+            found[name] = (low, high)
+    return found
 
 
 def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from dflash2.config import Config
 from dflash2.monitoring.advice import Advisor
+from dflash2.monitoring.disk import DiskWatch
 from dflash2.monitoring.history import History
 from dflash2.monitoring.mailbox import Mailbox
 from dflash2.monitoring.swap_log import SwapLog
@@ -31,6 +32,10 @@ class Observed(Protocol):
         """(block_id, misses) of the blocks that were most often not in HBM when needed."""
         ...
 
+    def policy_limits(self) -> dict[str, tuple[float, float]]:
+        """Smallest and largest value of each setting that has a range."""
+        ...
+
     def set_policy(self, **changes: Any) -> dict[str, Any]:
         """Change settings while running. Raises ConfigError."""
         ...
@@ -43,6 +48,7 @@ class Observer:
         swap_log: writes the lines that ``grep dflash2_swap`` finds.
         history: None where none is kept.
         advisor: warns.
+        disk: under the NVMe tier; None where there is none. Read by the page, never here.
         clock: monotonic seconds, for what people read: whatever the clock of decisions is.
     """
 
@@ -51,12 +57,14 @@ class Observer:
         swap_log: SwapLog,
         history: History | None,
         advisor: Advisor,
+        disk: DiskWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.mailbox: Mailbox[Observed] = Mailbox()
         """Questions of other threads."""
         self.history = history
         self.advisor = advisor
+        self.disk = disk
         self._swap_log = swap_log
         self._clock = clock
 

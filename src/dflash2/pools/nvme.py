@@ -117,6 +117,11 @@ class NvmePool:
         return self._files.stale
 
     @property
+    def folder(self) -> Path:
+        """Where its files are; the first of them if there are several."""
+        return self._files.folders[0]
+
+    @property
     def io_mode(self) -> IoMode:
         """How the data files are really open."""
         return self._files.io_mode

@@ -1,14 +1,14 @@
-"""Routes for whoever runs the server: health, metrics, statistics."""
+"""For whoever runs the server: its health, and what the monitoring page and Prometheus see of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse
 
 from dflash2.engine.async_engine import EngineState
-from dflash2.monitoring.prometheus import CONTENT_TYPE, render
+from dflash2.monitoring.view import View
 from dflash2.server.context import ServerContext
 
 
@@ -30,9 +30,8 @@ def health_router(context: ServerContext) -> APIRouter:
     return router
 
 
-def statistics_router(context: ServerContext) -> APIRouter:
-    """``/metrics`` for Prometheus and ``/dflash2/stats`` as JSON."""
-    router = APIRouter()
+def server_view(context: ServerContext) -> View:
+    """The runtime's statistics with the server's own beside them."""
 
     async def collect() -> dict[str, Any]:
         stats = await context.engine.stats()
@@ -40,12 +39,4 @@ def statistics_router(context: ServerContext) -> APIRouter:
         server = {"engine_up": up, **context.traffic.as_dict()}
         return {**stats, "pipeline": context.frontend.pipeline.stats(), "server": server}
 
-    @router.get("/metrics")
-    async def metrics() -> Response:
-        return Response(render(await collect()), media_type=CONTENT_TYPE)
-
-    @router.get("/dflash2/stats")
-    async def stats() -> dict[str, Any]:
-        return await collect()
-
-    return router
+    return View(context.observer, collect)

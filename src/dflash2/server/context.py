@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dflash2.config import PipelineConfig
 from dflash2.engine.async_engine import AsyncEngine
+from dflash2.monitoring.observer import Observer
 from dflash2.server.generation import Frontend
 from dflash2.server.traffic import HttpTraffic
 from dflash2.types import MIB
@@ -41,5 +42,7 @@ class ServerContext:
     engine: AsyncEngine
     frontend: Frontend
     traffic: HttpTraffic = field(default_factory=HttpTraffic)
+    observer: Observer | None = None
+    """Of the engine's runtime; without it the page has figures but neither blocks nor policy."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time of start, shown as the models' creation time."""

@@ -12,6 +12,7 @@ import uvicorn
 
 from dflash2.engine.async_engine import AsyncEngine, EngineState
 from dflash2.engine.base import Engine
+from dflash2.monitoring.observer import Observer
 from dflash2.pipeline.chat import ChatRenderer
 from dflash2.pipeline.handoff import TokenRing
 from dflash2.pipeline.pipeline import Pipeline
@@ -50,6 +51,7 @@ def serve(
     listener: socket.socket,
     chat_template: str | None = None,
     *,
+    observer: Observer | None = None,
     page_locked: bool = False,
     access_log: bool = False,
 ) -> int:
@@ -61,6 +63,7 @@ def serve(
         settings: of the server.
         listener: bound, not listening yet.
         chat_template: in place of the model's own.
+        observer: of the engine's runtime, for the monitoring page.
         page_locked: the engine's device can copy from host memory directly if it is page-locked.
         access_log: log every request.
 
@@ -76,7 +79,9 @@ def serve(
         max_requests=settings.pipeline.max_requests,
         engine_busy_s=async_engine.busy_s,
     )
-    context = ServerContext(settings, async_engine, Frontend(async_engine, tokenizer, chat, pipeline))
+    context = ServerContext(
+        settings, async_engine, Frontend(async_engine, tokenizer, chat, pipeline), observer=observer
+    )
     config = uvicorn.Config(
         create_app(context),
         access_log=access_log,

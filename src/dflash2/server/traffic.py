@@ -16,7 +16,14 @@ ROUTES = (
     "/v1/models/{model_id:path}",
     "/health",
     "/metrics",
+    "/dflash2/",
+    "/dflash2/{name:path}",
     "/dflash2/stats",
+    "/dflash2/blocks",
+    "/dflash2/policy",
+    "/dflash2/policy/undo",
+    "/dflash2/history",
+    "/dflash2/history.csv",
 )
 """Routes that are counted from zero on. Requests that match no route are counted as ``other``."""
 
