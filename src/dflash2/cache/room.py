@@ -124,6 +124,8 @@ class Room:
     def _free_duplicates(self, tier: Tier, count: int, now: float) -> None:
         """Give up copies that are not the only one, the least valuable first."""
         table = self._table
+        if not any(table.num_used(other) for other in Tier if other is not tier):
+            return
         if tier is not Tier.HBM:
             count -= self.free_copies_of_pinned(tier, count)
         idle = self.idle(tier)
@@ -185,6 +187,8 @@ class Room:
         unheld = (table.ref_count[ids] == 0) & (table.busy[ids] == 0)
         unheld &= (table.state[ids] == BlockState.OPEN) | (table.state[ids] == BlockState.SEALED)
         gone = ids[unheld]
+        if not len(gone):
+            return
         for tier in Tier:
             table.drop(gone[table.has(gone, tier)], tier)
         table.free(gone)
