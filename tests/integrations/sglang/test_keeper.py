@@ -191,6 +191,19 @@ def test_a_restart_finds_what_was_on_disk(tmp_path: Path) -> None:
     flushed.runtime.shutdown()
 
 
+def test_what_was_on_its_way_to_the_disk_when_all_was_flushed_is_not_found_later(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, dram_blocks=12, nvme_blocks=128)
+    engine.compute([10, 11], [3, 4])
+    while not engine.cache.counters.swap_out_blocks:
+        engine.keeper.step(0, None)
+    engine.keeper.flush(0.0)  # the copies to NVMe have begun
+    engine.settle()
+    engine.runtime.shutdown()
+    later = Engine(tmp_path, dram_blocks=12, nvme_blocks=128)
+    assert len(later.keeper.restorable("r", [name(10)]).ids) == 0
+    later.runtime.shutdown()
+
+
 def test_copies_of_blocks_that_the_engine_still_has_are_not_made_over_and_over(tmp_path: Path) -> None:
     """DRAM smaller than the device pool: what does not earn a place there stays without a copy."""
     engine = Engine(tmp_path, dram_blocks=6, nvme_blocks=0)

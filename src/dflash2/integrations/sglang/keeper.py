@@ -81,6 +81,8 @@ class Keeper:
         self._expected: dict[str, _Expected] = {}
         """Per waiting request."""
         self._num_steps = 0
+        self._flush_again = False
+        """Copies were in flight at the last flush."""
         self._copy_down = CopyDown(self._cache, clock, margin_blocks)
 
     # -- told by the engine --------------------------------------------------------------------------------------
@@ -219,6 +221,7 @@ class Keeper:
         """
         self._num_steps += 1
         self._poll()
+        self._finish_flush()
         self._drop_old_expectations()
         self._copy_down.ahead(num_free_pages, ready)
         self.runtime.rebalance([], [])
@@ -240,15 +243,18 @@ class Keeper:
         return bool(np.all((self._table.present[ids] & ~TIER_BIT[Tier.HBM]) != 0))
 
     def flush(self, timeout_s: float) -> None:
-        """Forget everything, on all tiers, on the disk too. Waits for the copies in flight, within the deadline."""
+        """Forget everything, on all tiers, on the disk too. Waits for the copies in flight, within the deadline.
+
+        What is still on its way to the disk then is made unreadable there when it has arrived.
+        """
         for _ in range(math.ceil(timeout_s / POLL_S)):
             if not self._cache.mover.num_in_flight:
                 break
             self.runtime.wait(POLL_S)
         self._expected.clear()
-        self._discard_on_disk()
         self.freed(self._table.slots_of(self._table.on_tier(Tier.HBM), Tier.HBM))
         self.runtime.flush()
+        self._flush_again = bool(self._cache.mover.num_in_flight)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -287,10 +293,12 @@ class Keeper:
         for request_id in [rid for rid, each in self._expected.items() if each.asked_at < oldest]:
             self.forget_request(request_id)
 
-    def _discard_on_disk(self) -> None:
+    def _finish_flush(self) -> None:
         pool = self.runtime.pools.get(Tier.NVME)
-        if isinstance(pool, NvmePool):
-            pool.discard(self._table.slots_of(self._table.on_tier(Tier.NVME), Tier.NVME))
+        if self._flush_again and not self._cache.mover.num_in_flight:
+            self._flush_again = False
+            if isinstance(pool, NvmePool):
+                pool.discard(self._table.tiers[Tier.NVME].free_slots())
 
     def _reap(self, ids: IntArray) -> None:
         """Forget blocks of which nothing is left, and with them what follows them."""

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 NVME_WAIT_S = 10.0
 """Longest time that a request waits for its blocks to come from NVMe before it computes them again."""
-FLUSH_WAIT_S = 30.0
-RETRACT_WAIT_S = 2.0
+FLUSH_WAIT_S = 2.0
+RETRACT_WAIT_S = 0.5
 """Longest time that a retraction waits for the last blocks of the request to be copied down."""
 
 
@@ -95,6 +95,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         """Page hashes of what precedes the node that is offloaded next; set by a hook."""
         self.retracting = False
         """A retraction inserts nodes whose pages are wanted in the same step: they must not be locked."""
+        self._retract_until = 0.0
         self.num_retractions = 0
         self._metrics = SchedulerMetrics(runtime.stats(), self._placement.tp_rank)
         self._watch_frees()
@@ -176,7 +177,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
             self._pages(transfers[0].device_indices),
         )
         if self.retracting:
-            self.keeper.copy_down_now(ids, self._ready(), RETRACT_WAIT_S)
+            self.keeper.copy_down_now(ids, self._ready(), max(0.0, self._retract_until - time.monotonic()))
             return False
         self._offloads.append(_Offload(ids))
         return True
@@ -229,6 +230,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
     def note_retraction(self, rid: str) -> None:
         """Say so; a retraction means that the device pool was short."""
         self.num_retractions += 1
+        self._retract_until = time.monotonic() + RETRACT_WAIT_S
         logger.info("dflash2_swap retraction %d: the KV of request %s is kept", self.num_retractions, rid)
 
     # -- reservation ---------------------------------------------------------------------------------------------
