@@ -47,6 +47,7 @@ def test_defaults() -> None:
     assert Config().model_dump() == {
         "enable": False,
         "history_enabled": False,
+        "page_port": None,
         "memory": {
             "hbm_reserve_mb": 20480,
             "hbm_capacity_mb": None,

@@ -147,6 +147,9 @@ class Config(Section):
     """Must be literally ``true``; otherwise the engine runs unchanged."""
     history_enabled: bool = False
     """Keeps the history behind the curves of the monitoring page."""
+    page_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    """Loopback port of the monitoring page beside an engine with a server of its own (SGLang); rank r of a machine
+    takes the r-th after it. Absent: no page there."""
     memory: MemoryConfig = MemoryConfig()
     kv_block: KVBlockConfig = KVBlockConfig()
     policy: PolicyConfig = PolicyConfig()

@@ -51,6 +51,21 @@ class Placement:
     num_nodes: int
     chunk_tokens: int
 
+    @property
+    def rank(self) -> int:
+        """Among all ranks of all replicas."""
+        return self.dp_rank * self.tp_size + self.tp_rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of all replicas."""
+        return self.tp_size * self.dp_size
+
+    @property
+    def ranks_per_machine(self) -> int:
+        """Those that share DRAM and disk with this one."""
+        return max(1, self.world_size // self.num_nodes)
+
     @staticmethod
     def current() -> Placement:
         """Of the cache that is being made; set by the hook around its construction."""
@@ -87,18 +102,17 @@ def build_keeper(
         )
         keys = PageKeys(namespace, lambda: model_fingerprint(placement.model))
         clock = TurnoverClock(pool.num_slots)
-        world = placement.tp_size * placement.dp_size
-        rank = placement.dp_rank * placement.tp_size + placement.tp_rank
-        on_machine = max(1, world // placement.num_nodes)
-        for line in effective(config, world, rank, ranks_per_machine=on_machine).describe():
+        for line in effective(
+            config, placement.world_size, placement.rank, ranks_per_machine=placement.ranks_per_machine
+        ).describe():
             logger.info("DFlash2: %s", line)
         runtime = create_runtime(
             config,
             pool.layout,
             keys.namespace,
-            world_size=world,
-            rank=rank,
-            ranks_per_machine=on_machine,
+            world_size=placement.world_size,
+            rank=placement.rank,
+            ranks_per_machine=placement.ranks_per_machine,
             engine_pool=pool,
             clock=clock,
         )

@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoa
 from dflash2.integrations.sglang.build import Placement, build_keeper
 from dflash2.integrations.sglang.copy_down import Ready
 from dflash2.integrations.sglang.metrics import SchedulerMetrics
+from dflash2.integrations.sglang.page import show_page
 from dflash2.types import IntArray, Tier, Urgency
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,8 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self.num_retractions = 0
         self._metrics = SchedulerMetrics(runtime.stats(), self._placement.tp_rank)
         self._watch_frees()
+        own = self._placement.rank % self._placement.ranks_per_machine
+        self._page = show_page(runtime, runtime.config.page_port, own)
         logger.info(runtime.startup_line())
 
     # -- SGLang asks ---------------------------------------------------------------------------------------------
@@ -218,6 +221,8 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def close(self) -> None:
         """See ``UnifiedCacheLinker``."""
+        if self._page is not None:
+            self._page.close()
         self.keeper.runtime.shutdown()
 
     # -- admission -----------------------------------------------------------------------------------------------
