@@ -295,8 +295,7 @@ class Runtime:
 
     def complete_step(self, work: list[tuple[Sequence, IntArray]]) -> None:
         """The KV of these tokens has been written. After a failed step do not call it; prepare the step again."""
-        for sequence, token_ids in work:
-            self.cache.advance(sequence, token_ids)
+        self.cache.advance(work)
 
     def rebalance(self, leaving_next: list[Sequence], upcoming: list[Sequence]) -> None:
         """Between steps: commit what has been copied, demote, prefetch.

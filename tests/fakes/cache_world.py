@@ -157,7 +157,7 @@ class CacheWorld:
             slot = sequence.hbm_slots[index // self.block_size]
             self.memory[Tier.HBM][slot, index % self.block_size] = GARBAGE if crash else request.words[index]
         if not crash:
-            self.cache.advance(sequence, ints(request.script[first : first + count]))
+            self.cache.advance([(sequence, ints(request.script[first : first + count]))])
             self._note_keys(request)
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,11 +185,12 @@ class CacheManager:
 
     def advance(self, sequence: Sequence, token_ids: IntArray) -> None:
         """The KV of these tokens (int32 ``[n]``) has been written behind those before; publish what became full."""
-        first = len(sequence.keys)
-        sequence.append_tokens(token_ids)
-        self.counters.computed_tokens += len(token_ids)
-        if sequence.num_tokens // self.block_size > first:
-            self._seal_from(sequence, first)
+        block_size, num_tokens = self.block_size, 0
+        for sequence, token_ids in work:
+            num_tokens += sequence.append_tokens(token_ids)
+            if sequence.num_tokens >= (len(sequence.keys) + 1) * block_size:
+                self._seal_from(sequence, len(sequence.keys))
+        self.counters.computed_tokens += num_tokens
 
     # -- restart and flush ---------------------------------------------------------------------------------------
 

@@ -144,6 +144,8 @@ class Rebalancer:
         """Copy full blocks that will be demoted soon into free DRAM slots: freeing them later costs nothing."""
         cache = self._cache
         table = cache.table
+        if not len(leaving_next):
+            return
         spare = min(table.num_free(Tier.DRAM) - self._kept_free(Tier.DRAM), cache.mover.batch_blocks)
         if spare <= 0 or cache.mover.num_in_flight:
             return

@@ -177,6 +177,7 @@ class ResidencyManager:
         if sequence.residency is not Residency.RESIDENT:
             raise IntegrityError(f"sequence {sequence.request_id} is not resident")
         shared_tail = self._shared_tail(sequence)
+        num_held = len(sequence.block_ids)
         count = self._growth_blocks(sequence, num_new_tokens)
         if count > sequence.growth_blocks and not self.try_extend(sequence, num_new_tokens):
             return False
@@ -190,7 +191,7 @@ class ResidencyManager:
             self._append(sequence, new)
             sequence.growth_blocks -= count
             self.num_promised -= count
-        self._open_for_writing(sequence)
+        self._open_for_writing(sequence, num_held)
         return True
 
     def _note_use(self, ids: IntArray, now: float, request_id: str) -> None:
@@ -222,13 +223,8 @@ class ResidencyManager:
         table = self._table
         if not self._room.make(Tier.HBM, count, now) or not self._room.make_rows(count, now):
             return None
-        ids = table.try_allocate(count)
-        slots = table.tiers[Tier.HBM].try_take(count)
-        assert ids is not None and slots is not None
-        table.place(ids, Tier.HBM, slots)
-        table.settle(ids, Tier.HBM)
-        table.ref_count[ids] = 1
-        table.pin(ids)
+        ids = table.try_allocate_in_hbm(count)
+        assert ids is not None
         self._policy.on_allocate(table, ids, now, request_id)
         return ids
 
@@ -252,21 +248,23 @@ class ResidencyManager:
         sequence.hbm_slots[at] = table.slots_of(new, Tier.HBM)
         self._room.release(old)
 
-    def _open_for_writing(self, sequence: Sequence) -> None:
+    def _open_for_writing(self, sequence: Sequence, num_old: int) -> None:
         """Copies of the blocks from the tail on are stale from now on, those in flight included.
 
-        No new copy of them is begun before the sequence leaves or is forked: they are OPEN and pinned.
+        Of the blocks behind the first ``num_old`` there are none yet. No new copy of any is begun before the sequence
+        leaves or is forked: they are OPEN and pinned.
         """
-        written = sequence.block_ids[sequence.num_tokens // self._block_size :]
-        self._table.generation[written] += 1
-        self._drop_below_if_open(written)
+        written = sequence.block_ids[sequence.num_tokens // self._block_size : num_old]
+        if len(written):
+            self._table.generation[written] += 1
+            self._drop_below_if_open(written)
         sequence.writable_tokens = len(sequence.block_ids) * self._block_size
 
     def _drop_below_if_open(self, ids: IntArray) -> None:
         table = self._table
         copied = ids[(table.present[ids] & ~TIER_BIT[Tier.HBM]) != 0]
         if not len(copied):
-            return  # the rule in every decode step
+            return
         idle = copied[(table.state[copied] == BlockState.OPEN) & (table.busy[copied] == 0)]
         for tier in TIERS_BELOW_HBM:
             table.drop(idle[table.has(idle, tier)], tier)

@@ -57,6 +57,8 @@ class Room:
 
         There is a row for every slot, but a lost block keeps its row, without a slot, until its holder notices.
         """
+        if count <= self._table.num_free_rows:
+            return True
         for tier in reversed(Tier):
             short = count - self._table.num_free_rows
             if short > 0:

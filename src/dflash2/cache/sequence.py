@@ -55,6 +55,7 @@ class Sequence:
     num_tokens: int = 0
     """Tokens whose KV exists."""
     _tokens: IntArray = field(default_factory=lambda: np.empty(64, np.int32))
+    _owns_tokens: bool = True
 
     @property
     def tokens(self) -> IntArray:
@@ -66,15 +67,33 @@ class Sequence:
         """Key of the last full block, or the root: parent of the next one."""
         return self.keys[-1] if self.keys else self.root
 
-    def append_tokens(self, token_ids: IntArray) -> None:
-        """The KV of these tokens exists from now on."""
-        end = self.num_tokens + len(token_ids)
+    def read_from(self, buffer: IntArray) -> None:
+        """Keep no copy of the tokens, but refer to ``buffer``.
+
+        Args:
+            buffer: int32; this sequence's tokens stand at its beginning, and those that follow will stand behind them
+                when ``append_tokens`` is called with them.
+        """
+        self._tokens = buffer
+        self._owns_tokens = False
+
+    def append_tokens(self, token_ids: IntArray) -> int:
+        """The KV of these tokens exists from now on; returns how many they are."""
+        count = len(token_ids)
+        end = self.num_tokens + count
+        if not self._owns_tokens:
+            self.num_tokens = end
+            return count
         if end > len(self._tokens):
             grown = np.empty(max(end, 2 * len(self._tokens)), np.int32)
             grown[: self.num_tokens] = self.tokens
             self._tokens = grown
-        self._tokens[self.num_tokens : end] = token_ids
+        if count == 1:  # a decode step, 128 times: a slice would take three times as long
+            self._tokens[self.num_tokens] = token_ids[0]
+        else:
+            self._tokens[self.num_tokens : end] = token_ids
         self.num_tokens = end
+        return count
 
     def keep_tokens(self, num_tokens: int) -> None:
         """Forget all tokens behind the first ``num_tokens``."""

@@ -14,10 +14,8 @@ from dflash2.types import BoolArray, IntArray, Tier
 TIER_BIT = {tier: np.uint8(1 << tier) for tier in Tier}
 
 
-_ZEROED_COLUMNS = (
-    *("present", "arriving", "busy", "ref_count", "pin_count", "num_children"),
-    *("heat", "use_count", "last_use", "position", "parent"),
-)
+_ZERO_WHILE_FREE = ("present", "arriving", "busy", "ref_count", "pin_count", "num_children")
+_ZEROED_AT_START = ("heat", "use_count", "last_use", "position", "parent")
 
 
 class BlockState(IntEnum):
@@ -30,6 +28,10 @@ class BlockState(IntEnum):
     """Full and immutable, private to the sequences that hold it."""
     PUBLISHED = 3
     """Full, immutable and found by its block_key."""
+
+
+_OPEN, _HBM = BlockState.OPEN, Tier.HBM
+"""Looking up a member of an enum takes as long as writing a column."""
 
 
 class PageTable:
@@ -115,9 +117,10 @@ class PageTable:
         HBM is looked through at nearly each step, and is a small part of the rows.
         """
         if tier is Tier.HBM:
-            ids = self._hbm_holder
-            at_home = self.has(ids, tier) & (self.slot[ids, tier] == np.arange(len(ids)))
-            return ids[at_home]
+            holders = self._hbm_holder
+            at_home = self.has(holders, tier) & (self.slot[holders, tier] == np.arange(len(holders)))
+            ids: IntArray = holders[at_home]
+            return ids
         return np.flatnonzero(self.present & TIER_BIT[tier]).astype(np.int32)
 
     def slots_of(self, ids: IntArray, tier: Tier) -> IntArray:
@@ -129,17 +132,37 @@ class PageTable:
         ids = self._rows.try_take(count)
         if ids is None:
             return None
-        self.state[ids] = BlockState.OPEN
-        self.generation[ids] += 1
-        for name in _ZEROED_COLUMNS:
-            getattr(self, name)[ids] = 0
-        self.next_use[ids] = np.inf
+        at = _index(ids)
+        self.state[at] = _OPEN
+        self.generation[at] += 1
+        for name in _ZEROED_AT_START:
+            getattr(self, name)[at] = 0
+        self.next_use[at] = np.inf
+        return ids
+
+    def try_allocate_in_hbm(self, count: int) -> IntArray | None:
+        """New OPEN rows, each with a complete copy in HBM, one holder and one pin; None (and no change) if full."""
+        hbm = self.tiers[_HBM]
+        if count > hbm.num_free:
+            return None
+        ids = self.try_allocate(count)
+        if ids is None:
+            return None
+        slots = hbm.try_take(count)
+        assert slots is not None
+        at = _index(ids)
+        self.slot[ids, _HBM] = slots
+        self.present[at] = TIER_BIT[_HBM]
+        self._hbm_holder[slots] = ids
+        self.ref_count[at] = 1
+        self.pin_count[at] = 1
+        self.num_pinned += count
         return ids
 
     def free(self, ids: IntArray) -> None:
         """Give up rows; all their copies must have been dropped before."""
-        if np.any(self.present[ids] | self.arriving[ids]) or np.any(self.busy[ids]) or np.any(self.ref_count[ids]):
-            raise IntegrityError("a row was freed while it had a copy, a copy in flight or a holder")
+        if any(np.any(getattr(self, name)[ids]) for name in _ZERO_WHILE_FREE):
+            raise IntegrityError("a row was freed while it had a copy, a copy in flight, a holder or a follower")
         self.state[ids] = BlockState.FREE
         self._rows.give(ids)
 
@@ -185,12 +208,18 @@ class PageTable:
             raise IntegrityError("a reference or pin count is negative")
         if self.num_pinned != int(np.count_nonzero(self.pin_count[live])):
             raise IntegrityError("the count of pinned blocks is wrong")
-        held = (self.present | self.arriving) != 0
-        if np.any(held & (self.state == BlockState.FREE)):
-            raise IntegrityError("a free row holds a slot")
+        free = self.state == BlockState.FREE
+        for name in _ZERO_WHILE_FREE:
+            if np.any(getattr(self, name)[free]):
+                raise IntegrityError(f"a free row has {name}")
         for tier, allocator in self.tiers.items():
             holders = np.flatnonzero((self.present | self.arriving) & TIER_BIT[tier])
             allocator.check_integrity(self.slot[holders, tier])
         in_hbm = np.flatnonzero(self.present & TIER_BIT[Tier.HBM])
         if not np.array_equal(np.sort(self.on_tier(Tier.HBM)), in_hbm):
             raise IntegrityError("the list of what HBM slots hold is wrong")
+
+
+def _index(ids: IntArray) -> IntArray | int:
+    """The ids, or the id if there is but one: indexing by a number costs a tenth of indexing by an array."""
+    return int(ids[0]) if len(ids) == 1 else ids

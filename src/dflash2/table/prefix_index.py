@@ -78,6 +78,8 @@ class PrefixIndex:
         Returns:
             How many were published; the others are known already or their parent is not published.
         """
+        if len(ids) == 1:  # a decode step: numbers instead of arrays take a tenth of the time
+            return int(self.try_publish(int(ids[0]), keys[0], parent_key, position))
         parent = self._ids.get(parent_key) if position else None
         new: list[int] = []
         parents: list[int] = []
