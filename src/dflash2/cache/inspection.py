@@ -35,8 +35,9 @@ class BlockInspector:
     def report(self, count: int, now: float) -> dict[str, Any]:
         """As JSON: ``histogram`` by tier, and the ``count`` ``hottest`` and ``coldest`` blocks, each with why.
 
-        Heat is that of the last refresh. A block counts on the fastest tier that has it.
+        Heat is that of this moment. A block counts on the fastest tier that has it.
         """
+        self._policy.refresh(self._table, now)
         live = self._table.live()
         heat = self._table.heat[live]
         count = min(count, len(live))

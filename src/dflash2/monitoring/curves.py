@@ -41,9 +41,8 @@ def _counted_share(name: str, part: str, whole: str) -> Curve:
     return Curve(name, "share", ("counters", part), ("counters", whole))
 
 
-def _latency(name: str, route: str) -> Curve:
-    where = ("transfer", "routes", route)
-    return Curve(name, "share", (*where, "latency_sum_s"), (*where, "jobs"))
+def _latency(name: str, copies: str) -> Curve:
+    return Curve(name, "share", ("transfer", copies, "latency_sum_s"), ("transfer", copies, "jobs"))
 
 
 CURVES: tuple[Curve, ...] = (
@@ -69,8 +68,8 @@ CURVES: tuple[Curve, ...] = (
     _rate("failed_copies_per_s", "counters", "failed_copies"),
     _counted_share("hbm_hit_ratio", "used_in_hbm_blocks", "used_blocks"),
     *(_counted_share(f"prefix_hit_{tier}_ratio", f"hit_tokens_{tier}", "looked_up_tokens") for tier in TIERS),
-    _latency("nvme_load_seconds", "nvme_to_dram"),
-    _latency("nvme_store_seconds", "dram_to_nvme"),
+    _latency("nvme_load_seconds", "nvme_loads"),
+    _latency("nvme_store_seconds", "nvme_stores"),
 )
 """A curve is known by its name: others may be added, and what was kept under a name that is gone is dropped."""
 

@@ -34,11 +34,16 @@ class Measured(Protocol):
 
 
 def transfer_stats(transfer: object) -> dict[str, Any]:
-    """Routes by ``{source}_to_{destination}``, failures by reason, staging; zeros where nothing is measured."""
+    """Routes by ``{source}_to_{destination}``, all routes from and to NVMe together, failures by reason, staging.
+
+    Zeros where nothing is measured.
+    """
     snapshot = transfer.stats() if isinstance(transfer, Measured) else TransferSnapshot({}, {}, 0, 0, 0)
     routes = {f"{src.label}_to_{dst.label}": stats for (src, dst), stats in snapshot.routes.items()}
     return {
         "routes": {name: _route(routes.get(name, RouteStats())) for name in ROUTES},
+        "nvme_loads": _sum([stats for (src, _), stats in snapshot.routes.items() if src is Tier.NVME]),
+        "nvme_stores": _sum([stats for (_, dst), stats in snapshot.routes.items() if dst is Tier.NVME]),
         "failures": {reason.replace(" ", "_"): snapshot.failures.get(reason, 0) for reason in FAILURES},
         "staging_bytes": snapshot.staging_bytes,
         "staging_in_use_bytes": snapshot.staging_in_use_bytes,
@@ -57,6 +62,15 @@ def _route(stats: RouteStats) -> dict[str, float]:
         "busy_s": stats.busy_s,
         "latency_sum_s": stats.latency_sum_s,
         "latency_max_s": stats.latency_max_s,
+    }
+
+
+def _sum(every: list[RouteStats]) -> dict[str, float]:
+    return {
+        "jobs": sum(stats.num_jobs for stats in every),
+        "queued_blocks": sum(stats.queued_blocks for stats in every),
+        "latency_sum_s": sum(stats.latency_sum_s for stats in every),
+        "latency_max_s": max((stats.latency_max_s for stats in every), default=0.0),
     }
 
 

@@ -70,7 +70,7 @@ Rule: TypeAlias = Callable[[Seen], str | None]
 _USES, _HITS = ("counters", "used_blocks"), ("counters", "used_in_hbm_blocks")
 _DEMOTED, _REGRETTED = ("regret", "demoted_blocks"), ("regret", "regretted_blocks")
 _USED, _WASTED = ("counters", "prefetch_used_blocks"), ("counters", "prefetch_wasted_blocks")
-_STORED, _STORE_S = ("transfer", "routes", "dram_to_nvme", "jobs"), ("transfer", "routes", "dram_to_nvme", "busy_s")
+_STORED, _STORE_S = ("transfer", "nvme_stores", "jobs"), ("transfer", "nvme_stores", "latency_sum_s")
 
 
 def hbm_hit_rate(seen: Seen) -> str | None:

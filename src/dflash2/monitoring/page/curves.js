@@ -51,7 +51,7 @@ export function remember(now, before) {
     computed_tokens_per_s: per("computed_tokens"), recomputed_tokens_per_s: per("recomputed_tokens"),
     prefetch_used_blocks_per_s: per("prefetch_used_blocks"), prefetch_late_blocks_per_s: per("prefetch_late_blocks"),
     prefetch_wasted_blocks_per_s: per("prefetch_wasted_blocks"),
-    nvme_load_seconds: latency(now, before, "nvme_to_dram"), nvme_store_seconds: latency(now, before, "dram_to_nvme"),
+    nvme_load_seconds: latency(now, before, "nvme_loads"), nvme_store_seconds: latency(now, before, "nvme_stores"),
     host_memory_headroom_bytes: now.host.headroom_bytes ?? null,
   };
   for (const tier of TIERS) {
@@ -68,8 +68,8 @@ export function remember(now, before) {
   return { times: own.times, series: Object.fromEntries(names.map((name) => [name, own.rows.map((one) => one[name])])) };
 }
 
-function latency(now, before, route) {
+function latency(now, before, copies) {
   if (!before) return null;
-  const jobs = now.transfer.routes[route].jobs - before.transfer.routes[route].jobs;
-  return jobs > 0 ? (now.transfer.routes[route].latency_sum_s - before.transfer.routes[route].latency_sum_s) / jobs : null;
+  const after = now.transfer[copies], old = before.transfer[copies];
+  return after.jobs > old.jobs ? (after.latency_sum_s - old.latency_sum_s) / (after.jobs - old.jobs) : null;
 }

@@ -70,6 +70,8 @@ function showTiers(now, before) {
     parts.push(box);
   });
   byId("tiers").replaceChildren(...parts);
+  setText(byId("direct"), `directly: HBM → NVMe ${bytes(rate(now, before, "hbm_to_nvme"))}/s, NVMe → HBM ${
+    bytes(rate(now, before, "nvme_to_hbm"))}/s`);
 }
 
 function showHits(stats) {
@@ -151,9 +153,7 @@ function showNvme({ nvme, transfer, disk, tiers }) {
     definitions(byId("nvme"), [["tier", "none configured"]]);
     return;
   }
-  const { routes } = transfer, smart = disk?.smart ?? {};
-  const load = routes.nvme_to_dram.jobs ? routes.nvme_to_dram : routes.nvme_to_hbm;
-  const store = routes.dram_to_nvme.jobs ? routes.dram_to_nvme : routes.hbm_to_nvme;
+  const { nvme_loads: load, nvme_stores: store } = transfer, smart = disk?.smart ?? {};
   definitions(byId("nvme"), [
     ["health", nvme.healthy ? (transfer.pressed ? "slow to write" : "ok") : "full"],
     ["load, mean / longest", `${mean(load)} / ${seconds(load.latency_max_s)}`],
@@ -163,13 +163,14 @@ function showNvme({ nvme, transfer, disk, tiers }) {
     ["checksum failures", count(nvme.checksum_failures)],
     ["slots given up", count(nvme.quarantined_slots)],
     ["disk free", disk ? `${bytes(disk.free_bytes)} of ${bytes(disk.total_bytes)}` : "–"],
-    ...("unreadable" in smart || !disk ? [["SMART", smart.unreadable ?? "–"]] : [
+    ...("unreadable" in smart || !disk ? [["SMART", "not readable"]] : [
       ["temperature", `${smart.temperature_celsius} °C`],
       ["wear", percent(smart.wear_ratio, 0)],
       ["media errors", count(smart.media_errors)],
       ["disk warns", smart.critical_warning ? "yes" : "no"],
     ]),
   ]);
+  setText(byId("smart-note"), smart.unreadable ?? "");
 }
 
 function showHost({ host, tiers }) {
