@@ -95,12 +95,14 @@ class Live:
         name = f"r{self.num_turns}"
         sequence = self.runtime.open(name, prompt, 8)
         assert sequence is not None
-        self._latencies.on_step(name, began, time.monotonic())
+        self._latencies.on_arrival(name, began)
+        self._latencies.on_step([name], time.monotonic())
         self._compute(sequence, prompt[sequence.num_tokens :])
         for token in range(8):
-            self._latencies.on_token(name, began, time.monotonic())
+            self._latencies.on_token(name, 0, time.monotonic())
             self._compute(sequence, np.array([token], np.int32))
-        self._latencies.on_end(name, 8, time.monotonic())
+        self._latencies.on_branch_end(name, 0, time.monotonic())
+        self._latencies.on_end(name)
         self.runtime.close(sequence)
         self.num_turns += 1
 

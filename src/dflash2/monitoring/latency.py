@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 """Upper ends of the buckets."""
@@ -30,31 +31,46 @@ class Histogram:
 
 
 class RequestLatencies:
-    """Told by an engine what happens to its requests. All times on one clock."""
+    """Told by an engine what happens to its requests and to the branches (answers) of each. All times on one clock."""
 
     def __init__(self) -> None:
         self.queue, self.ttft, self.tpot = Histogram(), Histogram(), Histogram()
-        self._first_token_s: dict[str, float] = {}
-        self._begun: set[str] = set()
+        self._arrived_s: dict[str, float] = {}
+        self._queued: set[str] = set()
+        self._branches: dict[str, dict[int, tuple[float, int]]] = {}
+        """Per request and branch: time of the first token, and number of tokens."""
 
-    def on_step(self, request_id: str, arrival_s: float, now: float) -> None:
-        """A step computes for the request; the first one ends its time in the queue."""
-        if request_id not in self._begun:
-            self._begun.add(request_id)
-            self.queue.observe(now - arrival_s)
+    def on_arrival(self, request_id: str, arrival_s: float) -> None:
+        """The request arrived then, before it was tokenised."""
+        self._arrived_s[request_id] = arrival_s
+        self._queued.add(request_id)
+        self._branches[request_id] = {}
 
-    def on_token(self, request_id: str, arrival_s: float, now: float) -> None:
-        """The request has one more token."""
-        if request_id not in self._first_token_s:
-            self._first_token_s[request_id] = now
-            self.ttft.observe(now - arrival_s)
+    def on_step(self, request_ids: Iterable[str], now: float) -> None:
+        """A step begins that computes for these; the first one ends a request's time in the queue."""
+        for request_id in request_ids:
+            if request_id in self._queued:
+                self._queued.remove(request_id)
+                self.queue.observe(now - self._arrived_s[request_id])
 
-    def on_end(self, request_id: str, num_tokens: int, now: float) -> None:
-        """The request is over, with so many output tokens."""
-        self._begun.discard(request_id)
-        first = self._first_token_s.pop(request_id, None)
-        if first is not None and num_tokens > 1:
-            self.tpot.observe((now - first) / (num_tokens - 1))
+    def on_token(self, request_id: str, branch: int, now: float) -> None:
+        """A branch has one more token."""
+        branches = self._branches[request_id]
+        if not branches:
+            self.ttft.observe(now - self._arrived_s[request_id])
+        first, count = branches.get(branch, (now, 0))
+        branches[branch] = (first, count + 1)
+
+    def on_branch_end(self, request_id: str, branch: int, now: float) -> None:
+        """A branch has got its last token."""
+        first, count = self._branches[request_id].get(branch, (now, 0))
+        if count > 1:
+            self.tpot.observe((now - first) / (count - 1))
+
+    def on_end(self, request_id: str) -> None:
+        """Nothing follows for the request."""
+        del self._arrived_s[request_id], self._branches[request_id]
+        self._queued.discard(request_id)
 
     def as_dict(self) -> dict[str, dict[str, float]]:
         """As JSON."""
