@@ -22,7 +22,8 @@ from dflash2.pools.file_wrappers import (
     payload_writes,
 )
 from dflash2.pools.fileops import FileOps, OsFileOps
-from dflash2.pools.nvme import NvmeOptions, NvmePool, PoolHealth
+from dflash2.pools.nvme import NvmeOptions, NvmePool
+from dflash2.pools.nvme_io import PoolHealth
 from dflash2.types import PAGE_BYTES
 
 

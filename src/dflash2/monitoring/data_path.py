@@ -10,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from dflash2.errors import StorageError
 from dflash2.host_memory import read_memory_limit
-from dflash2.pools.nvme import NvmePool, PoolHealth
+from dflash2.pools.nvme import NvmePool
+from dflash2.pools.nvme_io import PoolHealth
 from dflash2.transfer.stats import RouteStats, TransferSnapshot
 from dflash2.types import Tier
 

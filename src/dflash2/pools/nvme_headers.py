@@ -45,6 +45,7 @@ class HeaderTable:
         self._checksums = np.zeros(num_slots, dtype=np.uint64)
         self._valid: BoolArray = np.zeros(num_slots, dtype=np.bool_)
         self._quarantined: BoolArray = np.zeros(num_slots, dtype=np.bool_)
+        self._num_quarantined = 0
         found = scan(index_fd, num_slots, payload_bytes)
         newest = newest_of_each_key(found.keys)
         self._generation = found.next_generation
@@ -59,11 +60,21 @@ class HeaderTable:
         """int32, ascending."""
         return np.flatnonzero(self._quarantined).astype(np.int32)
 
+    @property
+    def num_quarantined(self) -> int:
+        return self._num_quarantined
+
     def readable(self, slots: IntArray, keys: ByteArray | None) -> BoolArray:
-        """bool ``[n]``: there is a block at the slot, and it is the one of that key if ``keys`` are given."""
+        """bool ``[n]``: there is a block at the slot, and it is the one of that key if one is given.
+
+        A key of zeros stands for none: the block was taken out of the index since it was stored.
+        """
         with self._lock:
             ok = self._valid[slots]
-        return ok if keys is None else ok & np.asarray((self._keys[slots] == keys).all(axis=1))
+        if keys is None:
+            return ok
+        same = np.asarray((self._keys[slots] == keys).all(axis=1))
+        return ok & (same | ~keys.any(axis=1))
 
     def checksum(self, slot: int) -> int:
         """xxh3-64 of the payload."""
@@ -83,6 +94,27 @@ class HeaderTable:
         lost = [slot for slot, ok in zip(told, written, strict=True) if not ok]
         self.quarantine(np.array(lost, dtype=np.int32))
         return ~self._quarantined[slots]
+
+    def disown(self, slots: IntArray) -> BoolArray:
+        """Take the keys of readable slots away, in the file too; their blocks stay readable here.
+
+        Returns:
+            bool ``[n]``; False where nothing was readable, or the file could not be told: those are quarantined.
+        """
+        with self._lock:
+            kept = np.sort(slots[self._valid[slots]])
+            self._keys[kept] = 0
+            generation = self._generation
+            self._generation += len(kept)
+        headers = [
+            pack_header(None, self.checksum(slot), generation + i, self._payload_bytes)
+            for i, slot in enumerate(kept.tolist())
+        ]
+        written = self._write(kept.tolist(), headers)
+        self.quarantine(kept[~np.array(written, dtype=np.bool_)])
+        with self._lock:
+            readable: BoolArray = self._valid[slots]
+        return readable
 
     def commit(self, slots: list[int], keys: list[bytes | None], checksums: list[int]) -> list[bool]:
         """Make ascending slots readable; False, and still unreadable, where the file could not be told."""
@@ -106,6 +138,7 @@ class HeaderTable:
         """Never read or write these slots again."""
         with self._lock:
             self._valid[slots] = False
+            self._num_quarantined += int(np.count_nonzero(~self._quarantined[slots]))
             self._quarantined[slots] = True
         self._write(np.sort(slots).tolist(), [EMPTY_HEADER] * len(slots))
 
