@@ -56,6 +56,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="how long running requests may go on after SIGTERM or Ctrl-C (default 30)",
     )
     parser.add_argument("--access-log", action="store_true", help="log every request")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="append traffic to it, for `dflash2 replay`: hashes of prompts, no text",
+    )
     parser.set_defaults(run=run)
 
 
@@ -69,9 +75,10 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: the configuration file is missing or invalid.
-        DFlash2Error: the address is taken, or the model cannot be loaded.
+        DFlash2Error: the address is taken, the file for ``--record`` cannot be opened, or the model cannot be loaded.
     """
     from dflash2.config import Config, first_generation_leftovers, load_config
+    from dflash2.monitoring.recording import TrafficRecorder
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for leftover in first_generation_leftovers(os.environ):
@@ -79,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     config = Config(enable=True) if args.config is None else load_config(args.config)
     template = None if args.chat_template is None else _read_template(args.chat_template)
     settings = make_settings(args, config)
+    recorder = None if args.record is None else TrafficRecorder(args.record, config.kv_block.block_size)
     with _listen(args.host, args.port) as listener:
         if settings.api_key is None and not _is_loopback(listener):
             print(f"dflash2: warning: everybody who reaches {args.host} may use this server", file=sys.stderr)
@@ -101,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
             listener,
             template,
             observer=engine.runtime.observer,
+            recorder=recorder,
             page_locked=args.device.startswith("cuda"),
             access_log=args.access_log,
         )

@@ -4,7 +4,8 @@
   chained over the prefix): the format of the Mooncake traces, and with ``session_id``, ``input_kinds`` and
   ``stop_reason`` that of agent traces.
 * JSON lines of ``dflash2 serve --record``: see ``dflash2.monitoring.recording``.
-* CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``: the Azure traces. They tell lengths only: no block is ever used twice.
+* CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``: the Azure traces. They tell lengths only, so no block
+  is used twice.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dflash2.replay.source import LineSource
 from dflash2.types import IntArray
 
 TRACE_BLOCK_TOKENS = 512
+TICK_S = 1e-6
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -38,7 +40,8 @@ class Numbering:
 
     def fresh(self, count: int) -> IntArray:
         """So many blocks that nobody has seen or will see again."""
-        return self.of(("fresh", len(self._numbers) + index) for index in range(count))
+        first = len(self._numbers)
+        return self.of(("fresh", number) for number in range(first, first + count))
 
 
 def read_events(source: LineSource, timing: Timing | None = None) -> Iterator[Event]:
@@ -80,9 +83,7 @@ def _parse(source: LineSource, lines: Iterable[str]) -> Iterator[dict[str, Any]]
         yield value
 
 
-def _read_requests(
-    source: LineSource, objects: Iterable[dict[str, Any]], timing: Timing | None
-) -> Iterator[Recorded]:
+def _read_requests(source: LineSource, objects: Iterable[dict[str, Any]], timing: Timing | None) -> Iterator[Recorded]:
     numbering = Numbering()
     clock = Clock()
     for number, line in enumerate(objects):
@@ -154,17 +155,20 @@ def _read_csv(source: LineSource, lines: Iterable[str], timing: Timing) -> Itera
 
 
 class Clock:
-    """Milliseconds of a trace to seconds since its first event; time never runs backwards."""
+    """Milliseconds of a trace to seconds since its first event.
+
+    No two events happen at the same time: in a server none do, and what is the least recently used must be clear.
+    """
 
     def __init__(self) -> None:
         self._first: float | None = None
-        self._now = 0.0
+        self._now = -TICK_S
 
     def seconds(self, timestamp_ms: float) -> float:
         milliseconds = float(timestamp_ms)
         if self._first is None:
             self._first = milliseconds
-        self._now = max(self._now, (milliseconds - self._first) / 1e3)
+        self._now = max(self._now + TICK_S, (milliseconds - self._first) / 1e3)
         return self._now
 
 

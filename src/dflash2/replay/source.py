@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from dflash2.errors import TraceError
 
@@ -25,7 +26,7 @@ class LineSource:
         name: for messages.
     """
 
-    def __init__(self, raw: IO[bytes] | None, lines: IO[str], total_bytes: int | None, name: str) -> None:
+    def __init__(self, raw: BinaryIO | None, lines: IO[str], total_bytes: int | None, name: str) -> None:
         self._raw = raw
         self._lines = lines
         self.total_bytes = total_bytes
@@ -75,5 +76,5 @@ def open_source(path: str) -> Iterator[LineSource]:
             with gzip.open(raw, "rt", encoding="utf-8") as lines:
                 yield LineSource(raw, lines, total, path)
         else:
-            with Path(path).open(encoding="utf-8") as lines:
-                yield LineSource(lines.buffer, lines, total, path)
+            with io.TextIOWrapper(raw, encoding="utf-8") as lines:
+                yield LineSource(raw, lines, total, path)

@@ -13,6 +13,7 @@ import uvicorn
 from dflash2.engine.async_engine import AsyncEngine, EngineState
 from dflash2.engine.base import Engine
 from dflash2.monitoring.observer import Observer
+from dflash2.monitoring.recording import TrafficRecorder
 from dflash2.pipeline.chat import ChatRenderer
 from dflash2.pipeline.handoff import TokenRing
 from dflash2.pipeline.pipeline import Pipeline
@@ -20,6 +21,7 @@ from dflash2.pipeline.tokenizer import Tokenizer
 from dflash2.server.app import create_app
 from dflash2.server.context import ServerContext, ServerSettings
 from dflash2.server.generation import Frontend
+from dflash2.server.recorded_engine import RecordedEngine
 
 FLUSH_S = 5
 """After the grace period clients are told that the server stops; this long it waits for them to take the news."""
@@ -52,6 +54,7 @@ def serve(
     chat_template: str | None = None,
     *,
     observer: Observer | None = None,
+    recorder: TrafficRecorder | None = None,
     page_locked: bool = False,
     access_log: bool = False,
 ) -> int:
@@ -64,13 +67,14 @@ def serve(
         listener: bound, not listening yet.
         chat_template: in place of the model's own.
         observer: of the engine's runtime, for the monitoring page.
+        recorder: is told of all traffic; owned from here on.
         page_locked: the engine's device can copy from host memory directly if it is page-locked.
         access_log: log every request.
 
     Returns:
         0 after an orderly stop, 1 if the engine failed or could not be closed.
     """
-    async_engine = AsyncEngine(engine)
+    async_engine = AsyncEngine(engine) if recorder is None else RecordedEngine(engine, recorder)
     chat = ChatRenderer(tokenizer.hf, chat_template)
     pipeline = Pipeline(
         tokenizer,
@@ -91,6 +95,8 @@ def serve(
     with _signals_are_spent():
         GracefulServer(config, context).run(sockets=[listener])
     tokenizer.close()
+    if recorder is not None:
+        recorder.close()
     return 0 if async_engine.state is EngineState.CLOSED else 1
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class ClassicalCache(Protocol):
-    """Decides block by block, without knowledge of requests. A new policy is one file and one line in ``replay.caches``.
+    """Decides block by block, without knowledge of requests. A new one is a file and a line in ``replay.caches``.
 
     Constructed with the number of blocks that it holds.
     """

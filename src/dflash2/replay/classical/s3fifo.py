@@ -63,6 +63,3 @@ class S3FIFO:
                 return
             self._uses[block] -= 1
             self._main[block] = None
-
-
-
