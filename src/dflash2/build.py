@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dflash2.cache.manager import CacheManager, CacheSettings
 from dflash2.cache.rebalance import Rebalancer, Watermarks
-from dflash2.cache.reservation import ReservationLedger
+from dflash2.cache.reservation import ReservationLedger, reservable_blocks
 from dflash2.config import Config, EffectiveConfig, effective
 from dflash2.errors import CapacityError, StorageError
 from dflash2.monitoring.history import History
@@ -87,7 +87,7 @@ def create_runtime(
     policy = make_policy(config, hbm.num_slots)
     cache = CacheManager(table, policy, transfer, settings, hbm.copy_within)
     _adopt(cache, pools.get(Tier.NVME))
-    ledger = ReservationLedger(_reservable(table, config.policy.swap_batch_size), hbm.num_slots)
+    ledger = ReservationLedger(reservable_blocks(table, config.policy.swap_batch_size), hbm.num_slots)
     marks = Watermarks(config.policy.high_watermark, config.policy.low_watermark)
     guard = AdaptiveThreshold(config.policy.cold_threshold) if config.policy.adaptive else None
     tiers = [tier for tier in (Tier.HBM, Tier.DRAM) if tier not in foreign]
@@ -157,12 +157,3 @@ def _adopt(cache: CacheManager, nvme: BlockPool | None) -> None:
         cache.adopt(found.slots, found.keys)
         if len(found.slots):
             logger.info("%d blocks of an earlier run found on NVMe", len(found.slots))
-
-
-def _reservable(table: PageTable, batch_blocks: int) -> int:
-    """What may be promised: all slots, less room to exchange a batch when every tier is full."""
-    total = sum(table.capacity(tier) for tier in Tier)
-    hbm = table.capacity(Tier.HBM)
-    if total == hbm:
-        return total
-    return total - max(1, min(batch_blocks, hbm // 4, (total - hbm) // 4))

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from dflash2.cache.arrivals import Arrivals
+from dflash2.cache.disk import DiskUpkeep
 from dflash2.cache.inspection import BlockInspector
 from dflash2.cache.manager import CacheManager
 from dflash2.cache.rebalance import Rebalancer
@@ -90,6 +92,7 @@ class Runtime:
         swap_log = SwapLog(parts.cache.table, parts.cache.counters, time.monotonic())
         nvme = parts.pools.get(Tier.NVME)
         disk = DiskWatch(nvme.folder) if isinstance(nvme, NvmePool) else None
+        self._disk = DiskUpkeep(parts.cache, nvme if isinstance(nvme, NvmePool) else None, parts.ledger)
         self.observer = Observer(swap_log, parts.history, Advisor(), disk)
         self.stats_of: dict[str, Callable[[], Any]] = {}
         """Further statistics by their name in ``stats()``, such as those of an engine's scheduler."""
@@ -305,7 +308,7 @@ class Runtime:
             upcoming: paused sequences in the order in which they run next.
         """
         now = self.clock()
-        self.cache.mover.poll(now)
+        self.poll()
         self.observer.step(self)
         if self.can_swap:
             self._rebalancer.run(_blocks(leaving_next), now)
@@ -356,16 +359,22 @@ class Runtime:
     # -- the whole -----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Forget everything cached, on all tiers, and make it unreadable on NVMe. Open sequences keep their blocks."""
-        self.cache.forget_all()
-        nvme = self.pools.get(Tier.NVME)
-        if isinstance(nvme, NvmePool):
-            nvme.discard(self.cache.table.tiers[Tier.NVME].free_slots())
+        """Forget everything cached, on all tiers, and make it unreadable on NVMe.
 
+        Open sequences keep their blocks; on NVMe these are no longer found by a later run.
+        """
+        self._disk.flush()
+
+    def flush_memory(self) -> None:
+        """Forget what is cached in HBM and DRAM; what has a copy on NVMe is found there. Open sequences keep theirs."""
+        self.cache.forget_memory()
+
+        self._disk.run()
     def startup_line(self) -> str:
         """The line of SPEC 5.2 or, when DFlash2 is off, of SPEC 5.3."""
         if self.fallback_reason is not None:
             return f"DFlash2: fallback, {self.fallback_reason}"
+        self._disk.run()
         size = {tier: self.cache.table.capacity(tier) * self.layout.block_bytes for tier in Tier}
         committed = size[Tier.HBM] + size[Tier.DRAM]
         total = committed + size[Tier.NVME]

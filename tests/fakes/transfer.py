@@ -41,6 +41,8 @@ class ScriptedTransfer:
         self.submitted: list[CopyJob] = []
         self.prompt = False
         """Jobs end, well, in the poll after their submission."""
+        self.is_pressed = False
+        """NVMe is to be spared."""
         self.deaf = False
         """Nothing ends, not even when it is waited for."""
         self.fail_next: list[tuple[bool, bool]] = []

@@ -79,16 +79,29 @@ def test_a_batch_of_which_nothing_arrived_teaches_nothing() -> None:
 def test_the_endurance_budget_is_a_day_and_refills_steadily() -> None:
     clock = Clock()
     paced = pacer(PacingOptions(bytes_per_day=86_400), clock)
-    assert paced.try_spend(86_000)
-    assert not paced.try_spend(401)
-    assert paced.try_spend(400)
-    assert not paced.try_spend(1)
+    early = Urgency.SPECULATIVE
+    assert paced.try_spend(85_000, early) and not paced.is_spent
+    assert not paced.try_spend(1_401, early) and not paced.is_spent
+    assert paced.try_spend(1_400, early) and paced.is_spent
+    assert not paced.try_spend(1, early)
     clock.now += 10
-    assert paced.try_spend(10)
-    assert not paced.try_spend(1)
+    assert paced.try_spend(10, early)
+    assert not paced.try_spend(1, early)
     clock.now += 10 * 86_400
-    assert not paced.try_spend(86_401)
-    assert paced.try_spend(86_400)
+    assert not paced.try_spend(86_401, early)
+    assert paced.try_spend(86_400, early)
+
+
+def test_what_running_requests_need_is_stored_beyond_the_budget_and_then_missing_from_it() -> None:
+    clock = Clock()
+    paced = pacer(PacingOptions(bytes_per_day=86_400), clock)
+    assert paced.try_spend(86_400 + 100, Urgency.DEMOTION) and paced.is_spent
+    clock.now += 100
+    assert paced.is_spent and not paced.try_spend(1, Urgency.SPECULATIVE)
+    clock.now += 1
+    assert paced.try_spend(1, Urgency.SPECULATIVE) and paced.is_spent
+    clock.now += 1_000
+    assert not paced.is_spent
 
 
 def test_stores_yield_to_urgent_loads_for_a_bounded_time() -> None:
@@ -119,10 +132,11 @@ def test_stores_over_budget_fail_and_leave_the_rest_alone(tmp_path: Path) -> Non
     pacing = PacingOptions(bytes_per_day=4 * LAYOUT.stride_bytes)
     engine = ThreadedTransferEngine({Tier.DRAM: dram, Tier.NVME: nvme}, 0, swap_batch_size=2, pacing=pacing)
     write_blocks(dram, range(8), range(8))
-    (done,) = run(engine, job(Tier.DRAM, Tier.NVME, range(8), range(8), range(8)))
+    (done,) = run(engine, job(Tier.DRAM, Tier.NVME, range(8), range(8), range(8), Urgency.SPECULATIVE))
     assert done.ok.tolist() == [True] * 4 + [False] * 4
     assert not done.bad_source.any()
     assert engine.stats().failures == {"endurance budget": 4}
+    assert engine.is_pressed
     (back,) = run(engine, job(Tier.NVME, Tier.DRAM, range(4), range(8, 12), range(4)))
     assert back.ok.all()
     engine.close(10.0)

@@ -183,7 +183,7 @@ class CacheManager:
             raise IntegrityError("only a paused sequence can be truncated")
         self._release_from(sequence, num_blocks)
 
-    def advance(self, sequence: Sequence, token_ids: IntArray) -> None:
+    def advance(self, work: Iterable[tuple[Sequence, IntArray]]) -> None:
         """The KV of these tokens (int32 ``[n]``) has been written behind those before; publish what became full."""
         block_size, num_tokens = self.block_size, 0
         for sequence, token_ids in work:
@@ -214,6 +214,22 @@ class CacheManager:
         published = np.flatnonzero(self.table.state == BlockState.PUBLISHED).astype(np.int32)
         self.index.clear()
         self._reap(published)
+
+    def forget_memory(self) -> None:
+        """Give up what is cached in HBM and DRAM only, and copies there of what is on NVMe too.
+
+        Blocks of open sequences stay with them. A block that is being copied counts as one in memory.
+        """
+        table = self.table
+        cached = np.flatnonzero((table.state == BlockState.PUBLISHED) & (table.ref_count == 0)).astype(np.int32)
+        stays = table.has(cached, Tier.NVME) & (table.busy[cached] == 0)
+        for block_id in cached[~stays].tolist():
+            if table.state[block_id] == BlockState.PUBLISHED:  # not gone with one before it
+                self._reap(np.array(self.index.unpublish(block_id), np.int32))
+        below = cached[stays]
+        below = below[table.state[below] == BlockState.PUBLISHED]
+        for tier in (Tier.HBM, Tier.DRAM):
+            table.drop(below[table.has(below, tier)], tier)
 
     # -- integrity -----------------------------------------------------------------------------------------------
 

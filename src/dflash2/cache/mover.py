@@ -25,8 +25,7 @@ WRITE_RETRY_S = 5.0
 class _Move:
     ids: IntArray
     generations: npt.NDArray[np.uint32]
-    src: Tier
-    dst: Tier
+    job: CopyJob
     evict_source: bool
     delivered: bool = False
     """To slots that the table does not know."""
@@ -75,6 +74,21 @@ class Mover:
         """Blocks in flight that will free a slot of ``tier`` when they have arrived elsewhere."""
         return self._leaving[tier]
 
+    @property
+    def spares_nvme(self) -> bool:
+        """NVMe is slow now or has had its writes for the day: only what somebody holds should go there."""
+        return self._transfer.is_pressed
+
+    def arriving_slots(self, tier: Tier) -> dict[int, IntArray]:
+        """For each copy in flight to ``tier``, by its ticket, the slots that it writes."""
+        return {ticket: move.job.dst_slots for ticket, move in self._moves.items() if move.job.dst is tier}
+
+    def forget_keys(self) -> None:
+        """Copies to NVMe leave no keys there, and those from it ask for none, as far as they have not begun."""
+        for move in self._moves.values():
+            if move.job.keys is not None:
+                move.job.keys[:] = 0
+
     def accepts(self, tier: Tier, now: float) -> bool:
         """The tier exists and is not resting after a failed write."""
         return self._table.capacity(tier) > 0 and now >= self._retry_at[tier]
@@ -109,7 +123,7 @@ class Mover:
             table.busy[batch] += 1
             headers = self._headers(batch, src, dst)
             job = CopyJob(src, dst, table.slots_of(batch, src).copy(), slots, urgency, headers, ready)
-            move = _Move(batch, table.generation[batch].copy(), src, dst, evict_source)
+            move = _Move(batch, table.generation[batch].copy(), job, evict_source)
             self._moves[self._transfer.submit(job)] = move
             self._leaving[src] += len(batch) if evict_source else 0
         return ids
@@ -135,7 +149,7 @@ class Mover:
         table.busy[ids] += 1
         slots = table.slots_of(ids, src).copy()
         job = CopyJob(src, Tier.HBM, slots, dst_slots, Urgency.DEMAND, None, ready, watcher)
-        move = _Move(ids, table.generation[ids].copy(), src, Tier.HBM, evict_source=False, delivered=True)
+        move = _Move(ids, table.generation[ids].copy(), job, evict_source=False, delivered=True)
         self._moves[self._transfer.submit(job)] = move
 
     def poll(self, now: float) -> None:
@@ -169,19 +183,19 @@ class Mover:
         if Tier.NVME not in (src, dst):
             return None
         keys = (self._index.key_of(int(block_id)) or bytes(KEY_BYTES) for block_id in ids)
-        return np.frombuffer(b"".join(keys), np.uint8).reshape(len(ids), KEY_BYTES)
+        return np.array(np.frombuffer(b"".join(keys), np.uint8)).reshape(len(ids), KEY_BYTES)
 
     def _commit(self, completion: Completion, now: float) -> None:
         table = self._table
         move = self._moves.pop(completion.ticket)
-        ids, src, dst = move.ids, move.src, move.dst
+        ids, src, dst = move.ids, move.job.src, move.job.dst
         self._leaving[src] -= len(ids) if move.evict_source else 0
         table.busy[ids] -= 1
         arrived = ids[completion.ok]
         failed = ids[~completion.ok]
         if not move.delivered:
             table.settle(arrived, dst)
-            table.drop(failed, dst)
+            table.drop_failed(failed, dst)
         self._count(len(arrived), src, dst)
         if len(failed):
             self._note_failure(failed, completion, now)

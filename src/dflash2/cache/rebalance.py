@@ -104,6 +104,8 @@ class Rebalancer:
         """From above the high watermark on, free the coldest down to the low one, a batch a round."""
         cache = self._cache
         table = cache.table
+        if tier is Tier.DRAM and cache.mover.spares_nvme:
+            return
         wanted = self._surplus(tier)
         num_used = 0 if tier is Tier.HBM else table.num_used(tier)  # what is new in HBM is pinned
         circumstances = (cache.policy.effective_threshold, table.num_unpins, num_used)

@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from dflash2.errors import IntegrityError, RequestTooLarge
+from dflash2.table.page_table import PageTable
+from dflash2.types import Tier
+
+
+def reservable_blocks(table: PageTable, batch_blocks: int) -> int:
+    """What may be promised: all slots, less room to exchange a batch when every tier is full."""
+    total = sum(table.capacity(tier) for tier in Tier)
+    hbm = table.capacity(Tier.HBM)
+    if total == hbm:
+        return total
+    return total - max(1, min(batch_blocks, hbm // 4, (total - hbm) // 4))
 
 
 class ReservationLedger:

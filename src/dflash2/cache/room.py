@@ -83,6 +83,8 @@ class Room:
         """
         begun: list[IntArray] = []
         for dst in TIERS_BELOW_HBM:
+            if dst is Tier.NVME and self._mover.spares_nvme:
+                ids = ids[self._table.ref_count[ids] > 0]
             if dst <= src or not len(ids) or not self._mover.accepts(dst, now):
                 continue
             self.make(dst, len(ids), now)

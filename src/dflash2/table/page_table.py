@@ -188,6 +188,11 @@ class PageTable:
         else:
             self.tiers[tier].give(slots)
 
+    def drop_failed(self, ids: IntArray, tier: Tier) -> None:
+        """Give up slots on ``tier`` that a copy could not be written to; they are the last to be tried again."""
+        self.arriving[ids] &= ~TIER_BIT[tier]
+        self.tiers[tier].give_last(self.slot[ids, tier])
+
     def pin(self, ids: IntArray) -> None:
         """One more pin for each of these distinct blocks."""
         self.num_pinned += int(np.count_nonzero(self.pin_count[ids] == 0))

@@ -55,6 +55,20 @@ class SlotAllocator:
         self._stack[self._num_free : self._num_free + count] = slots[::-1]
         self._num_free += count
 
+    def give_last(self, slots: IntArray) -> None:
+        """Return slots that could not be written: all others are handed out before them."""
+        self.give(slots)
+        self._stack[: self._num_free] = np.roll(self._stack[: self._num_free], len(slots))
+
+    def withdraw(self, slots: IntArray) -> None:
+        """Retire those of these slots that are free."""
+        free = self._stack[: self._num_free]
+        bad = np.isin(free, slots)
+        self.retire(free[bad])
+        kept = free[~bad]
+        self._stack[: len(kept)] = kept
+        self._num_free = len(kept)
+
     def retire(self, slots: IntArray) -> None:
         """Withdraw slots taken before: they are never handed out again."""
         self._retired.update(int(slot) for slot in slots)
@@ -102,6 +116,10 @@ class ForeignSlots(SlotAllocator):
             raise IntegrityError("a slot was given back that held no block")
         self._used[slots] = False
         self._num_free += len(slots)
+
+    def give_last(self, slots: IntArray) -> None:
+        """As ``give``: the owner decides who comes next."""
+        self.give(slots)
 
     def holds(self, slots: IntArray) -> BoolArray:
         """bool ``[n]``: which of these slots hold a block."""

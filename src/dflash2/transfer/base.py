@@ -107,6 +107,11 @@ class TransferEngine(Protocol):
         """Finish what runs within the deadline, cancel the rest, stop the threads. Idempotent."""
         ...
 
+    @property
+    def is_pressed(self) -> bool:
+        """NVMe is much slower than it can be, or has had its writes for the day: leave undone what nobody needs."""
+        ...
+
     def check_integrity(self) -> None:
         """Raise IntegrityError if staging or queue accounts do not add up."""
         ...

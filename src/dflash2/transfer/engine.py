@@ -160,8 +160,8 @@ class ThreadedTransferEngine:
 
     @property
     def is_pressed(self) -> bool:
-        """Back-pressure: NVMe takes stores much slower than it can; leave undone those that nobody needs."""
-        return self._pacer.is_pressed
+        """See ``TransferEngine.is_pressed``."""
+        return self._pacer.is_pressed or self._pacer.is_spent
 
     def stats(self) -> TransferSnapshot:
         """Counters now."""

@@ -54,6 +54,11 @@ class InlineTransferEngine:
         self._queue[ticket] = PendingJob(ticket, job, self._clock(), len(job.src_slots))
         return ticket
 
+    @property
+    def is_pressed(self) -> bool:
+        """Never: nothing is measured."""
+        return False
+
     def poll(self) -> list[Completion]:
         """See ``TransferEngine.poll``; runs what is queued."""
         while self._queue:

@@ -137,7 +137,7 @@ class Lane:
         """Start a batch, or end it at once if it may not be stored."""
         pacer, urgency = self._pacer, batch.pending.job.urgency
         if pacer is not None:
-            if not pacer.try_spend(len(batch) * self._route(batch).dst.layout.stride_bytes):
+            if not pacer.try_spend(len(batch) * self._route(batch).dst.layout.stride_bytes, urgency):
                 self.fail(batch, "endurance budget")
                 return
             while flights and pacer.must_wait(urgency):

@@ -6,6 +6,7 @@ behind them in the device. What counts is measured time, never an assumed speed.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from dflash2.types import Urgency
 
 _DAY_S = 86_400.0
+_LAST_SHARE = 0.01
+"""Of the endurance budget; so that the answer to "is it spent?" does not change with every refill."""
 _POLL_S = 0.0005
 _RECENT_WEIGHT = 0.3
 _USUAL_WEIGHT = 0.02
@@ -31,6 +34,7 @@ class PacingOptions:
         recovered_factor: and ends when they take less than this many times as long.
         pressed_batch_bytes: size of a batch under back-pressure, at least one block; one batch is then under way.
         bytes_per_day: endurance budget; None for no limit. A day's budget may be used at once, it refills steadily.
+            Running requests may overdraw it, since they have nowhere else to go; then nothing else is stored.
     """
 
     max_yield_s: float = 0.05
@@ -97,18 +101,26 @@ class WritePacer:
         weight = _PRESSED_WEIGHT if self.is_pressed else _USUAL_WEIGHT
         self._usual += weight * (per_byte - self._usual)
 
-    def try_spend(self, num_bytes: int) -> bool:
-        """Take ``num_bytes`` from the endurance budget; False if it does not hold them."""
+    @property
+    def is_spent(self) -> bool:
+        """The endurance budget is used up for now, but for a last share that running requests may need."""
+        return self._budget(self._clock()) < _LAST_SHARE * (self._options.bytes_per_day or 0)
+
+    def try_spend(self, num_bytes: int, urgency: Urgency) -> bool:
+        """Take ``num_bytes`` from the endurance budget; False if it does not hold them and nobody needs the store."""
+        now = self._clock()
+        left = self._budget(now)
+        if num_bytes > left and urgency is Urgency.SPECULATIVE:
+            return False
+        if self._options.bytes_per_day is not None:
+            self._budget_left, self._refilled_at = left - num_bytes, now
+        return True
+
+    def _budget(self, now: float) -> float:
         rate = self._options.bytes_per_day
         if rate is None:
-            return True
-        now = self._clock()
-        self._budget_left = min(float(rate), self._budget_left + (now - self._refilled_at) * rate / _DAY_S)
-        self._refilled_at = now
-        if num_bytes > self._budget_left:
-            return False
-        self._budget_left -= num_bytes
-        return True
+            return math.inf
+        return min(float(rate), self._budget_left + (now - self._refilled_at) * rate / _DAY_S)
 
     def stop(self) -> None:
         """End every wait, now and later."""
