@@ -317,10 +317,12 @@ class Runtime:
     def poll(self) -> None:
         """Commit copies that have ended."""
         self.cache.mover.poll(self.clock())
+        self._disk.run()
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a copy in flight, if there is one, at most so long, and commit it."""
         self.cache.mover.wait_any(timeout_s, self.clock())
+        self._disk.run()
 
     # -- settings ------------------------------------------------------------------------------------------------
 
@@ -369,12 +371,10 @@ class Runtime:
         """Forget what is cached in HBM and DRAM; what has a copy on NVMe is found there. Open sequences keep theirs."""
         self.cache.forget_memory()
 
-        self._disk.run()
     def startup_line(self) -> str:
         """The line of SPEC 5.2 or, when DFlash2 is off, of SPEC 5.3."""
         if self.fallback_reason is not None:
             return f"DFlash2: fallback, {self.fallback_reason}"
-        self._disk.run()
         size = {tier: self.cache.table.capacity(tier) * self.layout.block_bytes for tier in Tier}
         committed = size[Tier.HBM] + size[Tier.DRAM]
         total = committed + size[Tier.NVME]
