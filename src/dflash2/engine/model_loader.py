@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Pretra
 from dflash2.engine.fingerprint import model_fingerprint
 from dflash2.engine.gguf_file import GgufFile
 from dflash2.engine.model_support import check_supported
+from dflash2.engine.packed_linear import can_pack, pack_linear_layers
 from dflash2.errors import ModelError
 from dflash2.types import KVLayout
 
@@ -69,7 +70,9 @@ class LoadedModel:
         return KVLayout(config.num_hidden_layers, config.num_key_value_heads, head_dim, block_size, self.dtype)
 
 
-def load_model(path_or_id: str | Path, dtype: str = "float32", device: str = "cpu") -> LoadedModel:
+def load_model(
+    path_or_id: str | Path, dtype: str = "float32", device: str = "cpu", *, pack: bool = True
+) -> LoadedModel:
     """Load a decoder.
 
     Args:
@@ -77,6 +80,7 @@ def load_model(path_or_id: str | Path, dtype: str = "float32", device: str = "cp
             is looked up in the local cache only, where HF_HUB_OFFLINE is set.
         dtype: "float32", "bfloat16" or "float16". Only float32 gives the same tokens whatever the batch.
         device: a torch device.
+        pack: on a CPU, keep the weights of float32 linear layers only in oneDNN's order; see ``packed_linear``.
 
     Raises:
         ModelError: it cannot be found or read, or is of a kind that the engine does not run.
@@ -87,7 +91,10 @@ def load_model(path_or_id: str | Path, dtype: str = "float32", device: str = "cp
     torch_dtype: torch.dtype = getattr(torch, dtype)
     model = _load_gguf(Path(source), torch_dtype) if _is_gguf(source) else _load_transformers(source, torch_dtype)
     model.to(device).train(False).requires_grad_(False)
-    return LoadedModel(model, source, dtype, model_fingerprint(model))
+    fingerprint = model_fingerprint(model)
+    if pack and can_pack(model):
+        pack_linear_layers(model)
+    return LoadedModel(model, source, dtype, fingerprint)
 
 
 def load_tokenizer(path_or_id: str | Path) -> Any:

@@ -7,7 +7,6 @@ import torch
 from transformers import PreTrainedModel
 
 from dflash2.engine.batch import StepBatch
-from dflash2.engine.packed_linear import can_pack, pack_linear_layers
 from dflash2.engine.paged_attention import ATTENTION_NAME, KVStep, register
 from dflash2.engine.paged_pool import GatherWorkspace, PagedPool
 from dflash2.types import KVLayout
@@ -17,7 +16,8 @@ class ModelRunner:
     """A model bound to a block pool. Nothing is kept between steps but the pool's contents.
 
     Not re-entrant: one step at a time. Several runners, of the same or of different models, may live in one process.
-    The model is changed in place: it is switched to paged attention, and on a CPU its linear layers are packed.
+    The model is switched to paged attention; to use it without a runner again,
+    ``model.set_attn_implementation("sdpa")``.
 
     Args:
         model: a causal decoder accepted by ``model_loader``, on the pool's device.
@@ -32,8 +32,6 @@ class ModelRunner:
         register()
         model.train(False)
         model.set_attn_implementation(ATTENTION_NAME)
-        if can_pack(model):
-            pack_linear_layers(model)
         self._model = model
         self._pool = PagedPool(kv_pool, layout)
         self._workspace = GatherWorkspace(self._pool)
