@@ -98,6 +98,7 @@ class Runtime:
         """Further statistics by their name in ``stats()``, such as those of an engine's scheduler."""
         self._device = parts.device
         self._closed = False
+        self.arrivals = Arrivals(parts.cache.table, parts.cache.index)
         self._holders: Counter[str] = Counter()
         """How many open sequences live on each promise."""
 
@@ -175,6 +176,53 @@ class Runtime:
         if sequence.promise is not None:
             self._note_promise(twin, sequence.promise)
         return twin
+
+    def try_extend_promise(self, sequence: Sequence, num_tokens: int) -> int | None:
+        """Raise the reservation of a sequence without branches so that it may become ``num_tokens`` long.
+
+        Returns:
+            Blocks added; None, and no change, if they are not to be had now.
+        """
+        promise = sequence.promise
+        if promise is None:
+            return 0
+        before = self.ledger.promised_to(promise)
+        if not self.ledger.try_extend(promise, self.layout.num_blocks(num_tokens)):
+            self.cache.counters.reservations_refused += 1
+            return None
+        return self.ledger.promised_to(promise) - before
+
+    def give_back_promise(self, sequence: Sequence, num_tokens: int) -> int:
+        """Lower the reservation of a sequence without branches to ``num_tokens``, but not below what it has.
+
+        Returns:
+            Blocks given back.
+        """
+        if sequence.promise is None:
+            return 0
+        needed = max(self.layout.num_blocks(num_tokens), len(sequence.block_ids) + sequence.growth_blocks)
+        return self.ledger.give_back(sequence.promise, needed)
+
+    def num_held_blocks(self, token_ids: IntArray, adapter: str | None = None, tenant_salt: str | None = None) -> int:
+        """Cached blocks of a prompt that open sequences have, so that it would need no further room for them."""
+        cached = self.cache.peek(self._namespace.root(adapter, tenant_salt), token_ids)
+        return int(np.count_nonzero(self.cache.table.ref_count[cached]))
+
+    def arrive(
+        self, request_id: str, token_ids: IntArray, adapter: str | None = None, tenant_salt: str | None = None
+    ) -> int:
+        """A request has begun to wait for its reservation: what is cached of its prompt is brought nearer meanwhile.
+
+        Returns:
+            Prompt tokens that are cached.
+        """
+        root = self._namespace.root(adapter, tenant_salt)
+        keys = self.cache.reusable_keys(root, token_ids)
+        return self.arrivals.note(request_id, keys, self.clock()) * self.layout.block_size
+
+    def forget_arrival(self, request_id: str) -> None:
+        """It waits no longer. Idempotent."""
+        self.arrivals.forget(request_id)
 
     def has_room_for(self, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None) -> bool:
         """Whether a prompt, opened without a promise, could enter HBM now. Without effect on statistics.
@@ -312,7 +360,7 @@ class Runtime:
         self.observer.step(self)
         if self.can_swap:
             self._rebalancer.run(_blocks(leaving_next), now)
-            self.cache.prefetcher.run(_blocks(upcoming), self._rebalancer.spare_hbm_slots())
+            self.cache.prefetcher.run(self._next_uses(upcoming), self._rebalancer.spare_hbm_slots())
 
     def poll(self) -> None:
         """Commit copies that have ended."""
@@ -442,6 +490,14 @@ class Runtime:
         self._transfer.close(timeout_s)
         for pool in self.pools.values():
             pool.close()
+
+    def _next_uses(self, upcoming: list[Sequence]) -> IntArray:
+        """Blocks in the order in which they will be needed: of paused sequences, then of requests that wait."""
+        paused = _blocks(upcoming)
+        if not len(self.arrivals):
+            return paused
+        waiting = self.arrivals.upcoming()
+        return np.concatenate([paused, waiting[~np.isin(waiting, paused)]])
 
     def _note_promise(self, sequence: Sequence, promise: str) -> None:
         sequence.promise = promise

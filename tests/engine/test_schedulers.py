@@ -72,7 +72,19 @@ def test_who_comes_first_is_admitted_first() -> None:
     world = EngineWorld((20, 10, 0))
     world.add([1] * 20, 50)  # 18 of 29 blocks
     world.add([2] * 20, 50)  # does not fit beside it
-    world.add([3] * 4, 4)  # would, but came later
+    world.add([3] * 20, 45)  # neither does this one, and it is not much shorter
+    schedule(world)
+    assert names(world.scheduler.waiting) == ["q1", "q2"]
+    world.add([4] * 4, 4)  # a short one goes ahead
+    schedule(world)
+    assert names(world.scheduler.waiting) == ["q1", "q2"]
+
+
+def test_first_come_first_served_if_asked_for() -> None:
+    world = EngineWorld((20, 10, 0), limits=replace(LIMITS, short_first=False))
+    world.add([1] * 20, 50)
+    world.add([2] * 20, 50)
+    world.add([4] * 4, 4)  # would fit, but came later
     schedule(world)
     assert names(world.scheduler.waiting) == ["q1", "q2"]
 

@@ -11,16 +11,19 @@ from tests.fakes.clock import ManualClock
 from tests.fakes.hash_model import VOCAB, HashRunner, answer, layout
 from tests.fakes.transfer import ScriptedTransfer
 
+from dflash2.cache.admission import Admission
 from dflash2.cache.manager import CacheManager, CacheSettings
 from dflash2.cache.rebalance import Rebalancer, Watermarks
 from dflash2.cache.reservation import ReservationLedger
 from dflash2.cache.sequence import Residency
+from dflash2.cache.smoothing import ButterworthLowPass
 from dflash2.config import Config
 from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
 from dflash2.engine.engine import ReferenceEngine
+from dflash2.engine.promises import Promises, Reserve
 from dflash2.engine.recompute_scheduler import RecomputeScheduler
 from dflash2.engine.sampling import SamplingParams
-from dflash2.engine.scheduler import SchedulerLimits
+from dflash2.engine.scheduler import Scheduler, SchedulerLimits
 from dflash2.engine.swap_scheduler import SwapScheduler
 from dflash2.policy.adaptive import AdaptiveThreshold
 from dflash2.pools.base import BlockPool
@@ -86,12 +89,16 @@ class EngineWorld:
     Attributes:
         slots: HBM, DRAM and NVMe slots; without lower tiers the scheduler is the one that recomputes.
         recompute: use that scheduler anyway.
+        reserve: how much is reserved for a request.
     """
 
     slots: tuple[int, int, int]
     policy: str = "heat"
     limits: SchedulerLimits = LIMITS
     recompute: bool = False
+    smoothing_cutoff: float | None = None
+    """Cycles per step; None lets in whatever was reserved."""
+    reserve: Reserve = "estimate"
     seed: int = 0
     copies_end: float = 1.0
     """Share of the copies in flight that end in a step."""
@@ -115,7 +122,11 @@ class EngineWorld:
         self.runtime = runtime
         self.runner = HashRunner(words)
         below = runtime.can_swap and not self.recompute
-        self.scheduler = (SwapScheduler if below else RecomputeScheduler)(runtime, self.limits)
+        self.scheduler: Scheduler = RecomputeScheduler(runtime, self.limits)
+        if below:
+            smoother = ButterworthLowPass(2, self.smoothing_cutoff) if self.smoothing_cutoff else None
+            admission = Admission(runtime.cache.table.capacity(Tier.HBM), smoother)
+            self.scheduler = SwapScheduler(runtime, self.limits, admission, Promises(runtime, self.reserve))
         self.engine = ReferenceEngine(
             runtime,
             self.runner,  # type: ignore[arg-type]

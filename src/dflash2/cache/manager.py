@@ -93,7 +93,7 @@ class CacheManager:
 
     def peek(self, root: bytes, token_ids: IntArray) -> IntArray:
         """Ids of the cached prefix blocks of a prompt, without any effect on statistics."""
-        return self.index.longest_prefix(self._reusable_keys(root, token_ids))
+        return self.index.longest_prefix(self.reusable_keys(root, token_ids))
 
     def open(
         self, request_id: str, root: bytes, token_ids: IntArray, now: float, traits: RequestTraits | None = None
@@ -107,7 +107,7 @@ class CacheManager:
             now: seconds.
             traits: what else is known of the request; told to the policy.
         """
-        keys = self._reusable_keys(root, token_ids)
+        keys = self.reusable_keys(root, token_ids)
         self.policy.on_arrival(request_id, traits or RequestTraits(num_prompt_tokens=len(token_ids)), keys, now)
         ids = self.index.longest_prefix(keys)
         num_cached = len(ids) * self.block_size
@@ -273,7 +273,8 @@ class CacheManager:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _reusable_keys(self, root: bytes, token_ids: IntArray) -> list[bytes]:
+    def reusable_keys(self, root: bytes, token_ids: IntArray) -> list[bytes]:
+        """Keys of the full blocks of a prompt that may be taken over: at least one token is left to compute."""
         return self._key_chain(root, token_ids[: len(token_ids) - 1], self.block_size)
 
     def _count_hits(self, ids: IntArray) -> None:

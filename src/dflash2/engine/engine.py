@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from dflash2.cache.sequence import Sequence
@@ -12,6 +11,7 @@ from dflash2.engine.model_runner import ModelRunner
 from dflash2.engine.request_state import RequestState
 from dflash2.engine.scheduler import Scheduler
 from dflash2.errors import RequestError
+from dflash2.monitoring.latency import RequestLatencies
 from dflash2.runtime import Runtime
 from dflash2.types import IntArray
 
@@ -49,6 +49,8 @@ class ReferenceEngine:
         self._vocab_size = vocab_size
         self._groups: dict[str, Branches] = {}
         self._brancher = Brancher(scheduler, self._groups)
+        self._latencies = RequestLatencies()
+        runtime.stats_of.update(scheduler=scheduler.stats, latency=self._latencies.as_dict)
         self._closed = False
 
     @property
@@ -77,8 +79,9 @@ class ReferenceEngine:
         deadline = self.runtime.clock() + self._scheduler.limits.admission_timeout_s
         state = RequestState(request, total, deadline)
         ends = frozenset(sampling.stop_token_ids)
+        self._scheduler.add(state)
         self._groups[request.request_id] = Branches(state, ends if sampling.ignore_eos else ends | self._eos_token_ids)
-        self._scheduler.waiting.append(state)
+        self._latencies.on_arrival(request.request_id, request.arrival_s)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         group = self._groups.get(request_id)
@@ -95,6 +98,7 @@ class ReferenceEngine:
             self.runtime.wait(WAIT_S)
         else:
             states, batch = scheduled
+            self._latencies.on_step([state.request_id for state in states], now)
             logits = self._runner.run(batch)
             self._scheduler.note_step(self.runtime.clock() - now)
             wanting = [state for state, wants in zip(states, batch.wants_logits, strict=True) if wants]
@@ -102,6 +106,7 @@ class ReferenceEngine:
             broken = {draw.state for draw in draws if not draw.is_valid}
             self.runtime.complete_step(_computed(states, batch.query_lens, broken))
             outputs += self._brancher.apply(draws)
+        self._note_latencies(outputs)
         self._rebalance()
         return outputs
 
@@ -109,16 +114,7 @@ class ReferenceEngine:
         self._rebalance()
 
     def stats(self) -> dict[str, Any]:
-        scheduler = self._scheduler
-        return {
-            **self.runtime.stats(),
-            "scheduler": {
-                **asdict(scheduler.counters),
-                "waiting_requests": len(scheduler.waiting),
-                "paused_requests": len(scheduler.paused),
-                "resident_requests": len(scheduler.resident),
-            },
-        }
+        return self.runtime.stats()
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if any invariant of the runtime is broken."""
@@ -135,6 +131,16 @@ class ReferenceEngine:
     def _rebalance(self) -> None:
         leaving, upcoming = self._scheduler.leaving_next(), self._scheduler.upcoming()
         self.runtime.rebalance([state.blocks for state in leaving], [state.blocks for state in upcoming])
+
+    def _note_latencies(self, outputs: list[TokenOutput]) -> None:
+        now = self.runtime.clock()
+        for output in outputs:
+            if output.token_id is not None:
+                self._latencies.on_token(output.request_id, output.index, now)
+            if output.finish_reason is not None:
+                self._latencies.on_branch_end(output.request_id, output.index, now)
+            if output.ends_request:
+                self._latencies.on_end(output.request_id)
 
     def _end_cancelled(self) -> list[TokenOutput]:
         cancelled = [state for group in self._groups.values() for state in group.live if state.cancelled]

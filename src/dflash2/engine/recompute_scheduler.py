@@ -35,10 +35,9 @@ class RecomputeScheduler(Scheduler):
             assert entered
             self.waiting.popleft()
             if not state.admitted:
-                state.admitted = True
-                state.order = self.counters.admitted_requests
                 state.num_cached_tokens = sequence.num_cached_tokens
-                self.counters.admitted_requests += 1
+                self._note_admitted(state, now)
+            sequence.read_from(state.buffer)
             state.sequence = sequence
             self.resident.append(state)
 

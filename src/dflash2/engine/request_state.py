@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dflash2.cache.admission import WaitReason
 from dflash2.cache.sequence import Sequence
 from dflash2.engine.base import GenerationRequest
 from dflash2.engine.sampling import branch_seed, resolve_seed
@@ -31,12 +32,13 @@ class RequestState:
         self.adapter_slot: int | None = None
         """Where the adapter's weights are on the device; None for the base model."""
         self.deadline_s = deadline_s
+        self.arrived_s = deadline_s
+        """When it came to the scheduler, on the engine's clock; written there."""
         self.seed = branch_seed(resolve_seed(request.sampling), index)
         self.max_total_tokens = max_total_tokens
         self.num_prompt_tokens = len(request.token_ids)
         self.num_tokens = self.num_prompt_tokens
-        self._tokens: IntArray = np.empty(max_total_tokens, np.int32)
-        self._tokens[: self.num_tokens] = request.token_ids
+        self._tokens = _own_tokens(request, max_total_tokens)
         self.sequence: Sequence | None = None
         self.admitted = False
         """It has been admitted once: from then on it cannot expire, dropped for a while or not."""
@@ -49,6 +51,20 @@ class RequestState:
         """Tokens produced since it last became resident."""
         self.cancelled = False
         self.error: Exception | None = None
+        self.size_tokens = max_total_tokens
+        """How long it is expected to become; decides its place in the line."""
+        self.overtaken_tokens = 0
+        """Size of those that came later and went ahead of it."""
+        self.promised_tokens = 0
+        """Prompt and answer that its reservation covers."""
+        self.was_extended = False
+        self.was_dropped = False
+        """Its blocks were given up once so that others could go on; from then on it is reserved whole."""
+        self.waits_for_growth = False
+        """Its reservation is used up and cannot be extended yet."""
+        self.wait_reason = WaitReason.QUEUED
+        self.admitted_s: float | None = None
+        """When it was admitted, until it takes part in a step."""
 
     @property
     def request_id(self) -> str:
@@ -58,6 +74,20 @@ class RequestState:
     def sequence_id(self) -> str:
         """Name of its sequence: the request's own for the first branch."""
         return branch_id(self.request_id, self.index)
+
+    @property
+    def priority(self) -> int:
+        """Smaller goes first."""
+        return self.request.hints.priority
+
+    @property
+    def num_branches(self) -> int:
+        return self.request.sampling.num_branches
+
+    @property
+    def buffer(self) -> IntArray:
+        """int32 ``[max_total_tokens]``: the memory in which its tokens stand and will stand."""
+        return self._tokens
 
     @property
     def traits(self) -> RequestTraits:
@@ -83,6 +113,7 @@ class RequestState:
         twin.sequence = sequence
         twin.admitted = True
         twin.order = self.order
+        twin.promised_tokens = self.promised_tokens
         twin.num_cached_tokens = self.num_cached_tokens
         twin.turn_tokens = self.turn_tokens
         return twin
@@ -118,6 +149,16 @@ class RequestState:
         self._tokens[self.num_tokens] = token_id
         self.num_tokens += 1
         self.turn_tokens += 1
+
+
+def _own_tokens(request: GenerationRequest, max_total_tokens: int) -> IntArray:
+    """Where the request's tokens stand: its place in the ring if it has one that no other branch writes to."""
+    lent = None if request.span is None else request.span.try_lend()
+    if lent is not None and len(lent) >= max_total_tokens:
+        return lent[:max_total_tokens]
+    tokens = np.empty(max_total_tokens, np.int32)
+    tokens[: len(request.token_ids)] = request.token_ids
+    return tokens
 
 
 def branch_id(request_id: str, index: int) -> str:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections import deque
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
+from dflash2.cache.admission import WaitReason
 from dflash2.cache.sequence import Residency
+from dflash2.cache.waiting import length_class
 from dflash2.engine.batch import StepBatch
 from dflash2.engine.request_state import RequestState, branch_id
-from dflash2.errors import DeadlineExceeded
+from dflash2.errors import DeadlineExceeded, QueueFull
+from dflash2.pipeline.stages import StageMeter
 from dflash2.runtime import Runtime
 from dflash2.types import IntArray
 
 STEP_SMOOTHING = 0.1
 """Weight of the newest step in the average duration of a step."""
+FIRST_SHARE = 4
+"""One part in so many of what a step has for prompts belongs to the one that came first."""
 LOAD_PATIENCE = 0.5
 """Share of a step's duration that the others wait for a request whose blocks are on their way."""
 
@@ -32,6 +39,12 @@ class SchedulerLimits:
     admission_timeout_s: float
     load_timeout_s: float = 30.0
     """A request whose blocks have not arrived in HBM by then recomputes what is missing."""
+    max_waiting: int = 1024
+    """Requests that may wait for admission."""
+    short_first: bool = True
+    """Short requests need not wait behind long ones; False for first come, first served."""
+    arrival_prefetch: bool = True
+    """What is cached of a waiting request's prompt is brought nearer while it waits."""
 
 
 @dataclass(slots=True)
@@ -42,6 +55,12 @@ class SchedulerCounters:
     timed_out_requests: int = 0
     preemptions_swapped: int = 0
     preemptions_recomputed: int = 0
+    unplanned_swaps: int = 0
+    """Of the swapped: in the middle of a turn."""
+    growth_waits: int = 0
+    """Times that an admitted request had to wait because its reservation could not be extended."""
+    refused_requests: int = 0
+    """Requests that found the queue full."""
     load_timeouts: int = 0
     peak_running_tokens: int = 0
     """Most tokens whose KV unfinished requests held at one time, on all tiers."""
@@ -62,6 +81,30 @@ class Scheduler(ABC):
         self.paused: deque[RequestState] = deque()
         self.resident: list[RequestState] = []
         self._step_s = 0.0
+        self.reserved_stage = StageMeter()
+        """Waiting for admission."""
+        self.batch_stage = StageMeter()
+        """From admission to the first step, and the time to put steps together."""
+
+    def add(self, state: RequestState) -> None:
+        """A request has arrived.
+
+        Raises:
+            QueueFull: too many wait already.
+        """
+        if len(self.waiting) >= self.limits.max_waiting:
+            self.counters.refused_requests += 1
+            raise QueueFull(
+                f"{len(self.waiting)} requests wait already, which is the limit (scheduling.max_waiting)",
+                retry_after_s=self.expected_wait_s(),
+            )
+        state.arrived_s = self.runtime.clock()
+        self._queue(state)
+        self.reserved_stage.enter()
+
+    def expected_wait_s(self) -> float:
+        """About how long the next request to arrive would wait for admission."""
+        return self.limits.admission_timeout_s / 2
 
     @property
     def num_running(self) -> int:
@@ -73,13 +116,33 @@ class Scheduler(ABC):
 
     def schedule(self, now: float) -> tuple[list[RequestState], StepBatch] | None:
         """Pick the next step; None if nobody can take part yet."""
+        began = time.perf_counter()
         self._admit(now)
         self._make_resident(now)
         self._advance_loads(now)
-        self._await_loads(now)
+        waited = self._await_loads(now)
         picked = self._pick(now)
         self._note_running()
-        return (list(picked), _pack(picked)) if picked else None
+        batch = (list(picked), _pack(picked)) if picked else None
+        for state in picked:
+            if state.admitted_s is not None:
+                self.batch_stage.begin(now - state.admitted_s)
+                self.batch_stage.end(0.0)
+                state.admitted_s = None
+        self.batch_stage.busy_s += time.perf_counter() - began - waited
+        return batch
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges, JSON-able."""
+        reasons = Counter(state.wait_reason.name.lower() for state in self.waiting)
+        return {
+            **asdict(self.counters),
+            "waiting_requests": len(self.waiting),
+            "paused_requests": len(self.paused),
+            "resident_requests": len(self.resident),
+            "wait_reasons": {reason.name.lower(): reasons[reason.name.lower()] for reason in WaitReason},
+            "stages": {"reserved": self.reserved_stage.as_dict(), "batch": self.batch_stage.as_dict()},
+        }
 
     def note_step(self, seconds: float) -> None:
         """A model step took so long."""
@@ -90,6 +153,10 @@ class Scheduler(ABC):
         for queue in (self.waiting, self.paused, self.resident):
             if state in queue:
                 queue.remove(state)
+        if not state.admitted:
+            self.reserved_stage.drop(self.runtime.clock() - state.arrived_s)
+        elif state.admitted_s is not None:
+            self.batch_stage.drop(self.runtime.clock() - state.admitted_s)
         if state.sequence is not None:
             self.runtime.close(state.sequence)
 
@@ -111,10 +178,26 @@ class Scheduler(ABC):
         for state in expired:
             self.remove(state)
             state.error = DeadlineExceeded(
-                f"the server was too busy: no room for this request within {self.limits.admission_timeout_s:.0f} s"
+                f"the server was too busy to begin with this request within {self.limits.admission_timeout_s:.0f} s: "
+                f"{state.wait_reason.value}",
+                retry_after_s=self.expected_wait_s(),
             )
             self.counters.timed_out_requests += 1
         return expired
+
+    def _queue(self, state: RequestState) -> None:
+        """Put a request that has just arrived among those that wait."""
+        self.waiting.append(state)
+
+    def _note_admitted(self, state: RequestState, now: float) -> None:
+        """A request was admitted for the first time."""
+        state.admitted = True
+        state.admitted_s = now
+        self.counters.admitted_requests += 1
+        state.order = self.counters.admitted_requests
+        self.reserved_stage.begin(now - state.arrived_s)
+        self.reserved_stage.end(0.0)
+        self.batch_stage.enter()
 
     @abstractmethod
     def upcoming(self) -> list[RequestState]:
@@ -157,27 +240,44 @@ class Scheduler(ABC):
                 self.resident.remove(state)
                 self.paused.appendleft(state)
 
-    def _await_loads(self, now: float) -> None:
-        """Rather than run a step without those that are entering, wait for them a fraction of its time."""
+    def _await_loads(self, now: float) -> float:
+        """Rather than run a step without those that are entering, wait for them a fraction of its time.
+
+        Returns:
+            Seconds waited, on the wall.
+        """
+        began = time.perf_counter()
         end = now + LOAD_PATIENCE * self._step_s
         while any(state.blocks.residency is Residency.ENTERING for state in self.resident):
             left = end - self.runtime.clock()
             if left <= 0 or not self.runtime.cache.mover.num_in_flight:
-                return
+                break
             self.runtime.wait(left)
             self._advance_loads(now)
+        return time.perf_counter() - began
 
     def _pick(self, now: float) -> dict[RequestState, int]:
-        """Requests of the step with their numbers of new tokens: decodes first, those with the shortest turn ahead."""
-        budget = self.limits.max_batch_tokens
+        """Requests of the step with their numbers of new tokens.
+
+        Decodes come first, those with the shortest turn ahead, and prompts fill the rest of the budget. Short prompts
+        are computed before long ones, but the one that came first always gets a share: it does not starve.
+        """
         ready = [s for s in self.resident if s.blocks.residency is Residency.RESIDENT and s.num_uncomputed]
-        ready.sort(key=lambda state: (state.is_prefilling, state.turn_tokens))
+        prompts = [state for state in ready if state.is_prefilling]
+        work = sorted((s for s in ready if not s.is_prefilling), key=lambda state: state.turn_tokens)
+        budget = self.limits.max_batch_tokens
+        shares: dict[RequestState, int] = {}
+        if prompts and self.limits.short_first:
+            left = max(1, budget - len(work))
+            shares[prompts[0]] = min(prompts[0].num_uncomputed, max(1, left // FIRST_SHARE))
+            prompts.sort(key=lambda state: length_class(state.num_uncomputed))
         picked: dict[RequestState, int] = {}
         begun: set[bytes] = set()
-        for state in ready:
-            if budget == 0 or state not in self.resident or not self._may_compute(state, begun):
+        for state in [*work, *prompts]:
+            kept = sum(shares.values()) - shares.pop(state, 0)
+            if budget <= kept or state not in self.resident or not self._may_compute(state, begun):
                 continue
-            count = min(state.num_uncomputed, budget)
+            count = min(state.num_uncomputed, budget - kept)  # after it has taken over what others computed
             if self._try_grow(state, count, now):
                 picked[state] = count
                 budget -= count
