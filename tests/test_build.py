@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,32 @@ def test_a_disk_that_is_too_small_is_refused_and_nothing_stays_taken(tmp_path: P
         create_runtime(config(tmp_path, nvme_capacity_mb=1 << 29), LAYOUT, SPACE)
     runtime = create_runtime(config(tmp_path), LAYOUT, SPACE)
     runtime.shutdown()
+
+
+def test_files_of_ranks_that_are_no_more_give_their_space_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = [create_runtime(config(tmp_path), LAYOUT, SPACE, world_size=3, rank=rank) for rank in range(3)]
+    for runtime in ranks[:2]:
+        runtime.shutdown()
+    (tmp_path / "rank9").mkdir()
+    (tmp_path / "rank9" / "data").write_text("somebody's")
+    alone = create_runtime(config(tmp_path), LAYOUT, SPACE)
+    assert not (tmp_path / "rank1" / "data").exists() and not (tmp_path / "rank1" / "index").exists()
+    assert (tmp_path / "rank2" / "data").exists(), "a process still owns it"
+    assert (tmp_path / "rank9" / "data").read_text() == "somebody's", "no rank has been there"
+    assert "rank1 is of an earlier run with more ranks" in caplog.text
+    alone.shutdown()
+    ranks[2].shutdown()
+    again = create_runtime(config(tmp_path), LAYOUT, SPACE, world_size=3, rank=2)
+    assert (tmp_path / "rank2" / "data").exists()
+    again.shutdown()
+
+
+def test_space_stays_free_beside_the_nvme_files(tmp_path: Path) -> None:
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    with pytest.raises(StorageError, match="must stay free"):
+        create_runtime(config(tmp_path, nvme_capacity_mb=free // 2**20 - 100), LAYOUT, SPACE)
 
 
 def test_a_second_owner_of_the_path_is_refused(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from dflash2.cache.manager import CacheManager, CacheSettings
 from dflash2.cache.rebalance import Rebalancer, Watermarks
@@ -18,7 +20,8 @@ from dflash2.policy.heat import HeatPolicy
 from dflash2.policy.lru import LRUPolicy
 from dflash2.pools.base import BlockPool
 from dflash2.pools.dram import DramPool
-from dflash2.pools.nvme import NvmePool
+from dflash2.pools.nvme import NvmeOptions, NvmePool
+from dflash2.pools.nvme_leftovers import rank_folder, reclaim_dead_ranks
 from dflash2.pools.tensor import LayerFirstPool, TensorPool, free_device_bytes
 from dflash2.runtime import Runtime, RuntimeParts
 from dflash2.table.keys import KeyNamespace
@@ -27,10 +30,13 @@ from dflash2.transfer.base import TransferEngine
 from dflash2.transfer.cpu_copy import CpuCopier
 from dflash2.transfer.engine import ThreadedTransferEngine
 from dflash2.transfer.inline import InlineTransferEngine
+from dflash2.transfer.pacing import PacingOptions
 from dflash2.types import KVLayout, Tier
 
 logger = logging.getLogger(__name__)
 
+FLOOR_BYTES, FLOOR_SHARE = 1 << 30, 0.02
+"""Free space that the NVMe files leave on their file system: so many bytes, on a small one this share of it."""
 CPU_POOL_SHARE = 8
 """Without ``hbm_capacity_mb`` the fast pool on a CPU gets one part in so many of what the process may use."""
 
@@ -133,14 +139,25 @@ def _add_lower_tiers(
             raise StorageError(
                 f"memory.nvme_path: {path} cannot be made ({error.strerror}); name a folder that can"
             ) from error
-        pools[Tier.NVME] = NvmePool([path], f"rank{resolved.rank}", nvme_slots, layout, namespace.root())
+        reclaim_dead_ranks(path, resolved.world_size)
+        options = NvmeOptions(free_space_floor_bytes=_floor_bytes(path))
+        pools[Tier.NVME] = NvmePool([path], rank_folder(resolved.rank), nvme_slots, layout, namespace.root(), options)
+
+
+def _floor_bytes(path: Path) -> int:
+    """What stays free on the file system: logs, and whatever else lives there, must not fail because of a cache."""
+    stats = os.statvfs(path)
+    return min(FLOOR_BYTES, int(FLOOR_SHARE * stats.f_blocks * stats.f_frsize))
 
 
 def _transfer_engine(pools: dict[Tier, BlockPool], resolved: EffectiveConfig, layout: KVLayout) -> TransferEngine:
     if len(pools) == 1:
         return InlineTransferEngine({**pools, Tier.DRAM: DramPool(0, layout)})  # is never given a job
     return ThreadedTransferEngine(
-        pools, resolved.staging_buffer_bytes, swap_batch_size=resolved.config.policy.swap_batch_size
+        pools,
+        resolved.staging_buffer_bytes,
+        swap_batch_size=resolved.config.policy.swap_batch_size,
+        pacing=PacingOptions(bytes_per_day=resolved.nvme_daily_write_bytes),
     )
 
 

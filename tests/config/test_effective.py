@@ -113,6 +113,7 @@ def test_describe_shows_machine_and_rank(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "memory.hbm_reserve_mb = 20480 MiB (21.5GB) per device" in lines
     assert "memory.hbm_capacity_mb = the device's memory less reserve and staging (default)" in lines
     assert "memory.nvme_path = /cache/dflash2 (default)" in lines
+    assert "memory.nvme_daily_write_mb = no limit (default)" in lines
     assert "kv_block.block_size = 128 tokens (default)" in lines
     assert "policy.refresh_interval_s = 1.0 s (default)" in lines
     assert "policy.swap_batch_size = 32 blocks (default)" in lines
@@ -127,3 +128,10 @@ def test_describe_names_every_key_once_and_marks_the_defaults() -> None:
     expected += [f"{name}.{key}" for name, model in sections.items() for key in model.model_fields]
     assert sorted(line.split(" = ")[0] for line in lines) == sorted(expected)
     assert [line for line in lines if not line.endswith("(default)")] == ["policy.eviction = lru"]
+
+
+def test_what_may_be_written_a_day_is_for_the_machine() -> None:
+    config = Config(memory=MemoryConfig(dram_capacity_mb=64, nvme_daily_write_mb=4000))
+    resolved = effective(config, 8, 3, memory_limit=LIMIT)
+    assert resolved.nvme_daily_write_bytes == 500 * 2**20
+    assert "memory.nvme_daily_write_mb = 4000 MiB (4.2GB) per machine" in resolved.describe()

@@ -39,6 +39,7 @@ class EffectiveConfig:
         dram_rank_bytes: this rank's share, a multiple of ``PAGE_BYTES``; the same on every rank.
         nvme_machine_bytes: for all ranks of the machine; 0 means no NVMe tier.
         nvme_rank_bytes: this rank's share, a multiple of ``PAGE_BYTES``; the same on every rank.
+        nvme_daily_write_bytes: this rank's share of what may be written to NVMe a day; None: no limit.
         nvme_path: absolute folder for the NVMe files; it may not exist yet.
     """
 
@@ -54,6 +55,7 @@ class EffectiveConfig:
     dram_rank_bytes: int
     nvme_machine_bytes: int
     nvme_rank_bytes: int
+    nvme_daily_write_bytes: int | None
     nvme_path: Path
 
     def describe(self) -> list[str]:
@@ -86,6 +88,9 @@ class EffectiveConfig:
             f"{_gb(self.dram_rank_bytes)} per rank {ranks}",
             "nvme_capacity_mb": f"{_size(self.nvme_machine_bytes)} per machine, "
             f"{_gb(self.nvme_rank_bytes)} per rank {ranks}",
+            "nvme_daily_write_mb": "no limit"
+            if self.nvme_daily_write_bytes is None
+            else f"{_size(self.nvme_daily_write_bytes * self.ranks_per_machine)} per machine",
             "nvme_path": str(self.nvme_path),
         }
 
@@ -133,6 +138,9 @@ def effective(
         dram_rank_bytes=_share(dram * MIB, ranks),
         nvme_machine_bytes=nvme * MIB,
         nvme_rank_bytes=_share(nvme * MIB, ranks),
+        nvme_daily_write_bytes=None
+        if memory.nvme_daily_write_mb is None
+        else memory.nvme_daily_write_mb * MIB // ranks,
         nvme_path=nvme_folder(memory.nvme_path),
     )
 

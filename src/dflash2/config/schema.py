@@ -41,6 +41,8 @@ class MemoryConfig(Section):
     """For the machine, divided among its ranks. Absent: a quarter of what this process may use."""
     nvme_capacity_mb: Mebibytes = 0
     """For the machine, divided among its ranks. 0: no NVMe tier."""
+    nvme_daily_write_mb: Annotated[int, Field(ge=1, le=MAX_MB)] | None = None
+    """For the machine: how much may be written to NVMe a day, for the device's endurance. Absent: no limit."""
     nvme_path: str | None = None
     """Absolute path of the folder of the NVMe files. Absent: ``dflash2`` in the user's cache folder."""
     staging_buffer_size_mb: Annotated[int, Field(ge=1, le=MAX_MB)] = 512
