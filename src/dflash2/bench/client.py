@@ -80,7 +80,8 @@ class ChatClient:
             "stream_options": {"include_usage": True},
             **self._more,
         }
-        start, first, text, usage = self._now(), None, "", {}
+        start, first, text = self._now(), None, ""
+        usage: dict[str, Any] = {}
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
                 if answer.status_code != 200:

@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
     with Watcher(console, sum(len(session.turns) for session in sessions)) as watcher:
         result = asyncio.run(run_load(target, sessions, args.concurrency, watcher.show))
     console.print(table(result))
-    for error, count in summary(result)["errors"].items():
-        console.print(f"{count} failed: {error}", markup=False)
+    for reason, count in summary(result)["errors"].items():
+        console.print(f"{count} failed: {reason}", markup=False)
     if args.json is not None:
         settings = {name: str(value) for name, value in vars(args).items() if name not in ("run", "api_key", "debug")}
         _write(args.json, json.dumps(as_json(result, settings), indent=1))

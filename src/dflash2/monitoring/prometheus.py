@@ -24,11 +24,10 @@ from prometheus_client.registry import Collector
 
 from dflash2.monitoring.data_path import FAILURES
 from dflash2.monitoring.latency import BOUNDS_S
-from dflash2.types import Tier
+from dflash2.monitoring.lookup import TIERS, number_at
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "dflash2_"
-TIERS = tuple(tier.label for tier in Tier)
 LABELS: Mapping[str, tuple[str, ...]] = {
     "tier": TIERS,
     "origin": TIERS,
@@ -217,11 +216,3 @@ def _http_requests(stats: Mapping[str, Any]) -> Metric:
     for row in stats.get("server", {}).get("http_requests", ()):
         family.add_metric([row["route"], str(row["status"])], row["count"])
     return family
-
-
-def number_at(stats: Mapping[str, Any], keys: Sequence[str]) -> float:
-    """The number at the end of ``keys``; 0 if the way there does not exist."""
-    value: Any = stats
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return 0.0 if value is None else float(value)
