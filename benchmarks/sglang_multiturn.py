@@ -3,7 +3,8 @@
     python benchmarks/sglang_multiturn.py --python .venv-sglang/bin/python --model .models/plain --json out.json
 
 Workloads: (a) chats about long documents with think times, their KV four times the device pool; (b) the same with 40 %
-of requests that never return; (c) everything fits the device; (d) as (a) with half as much DRAM as device pool.
+of requests that never return; (c) everything fits the device; (d) as (a) with half as much DRAM as device pool;
+(s) SGLang's own ``bench_serving``, whose prompts share long heads.
 DRAM is twice the device pool otherwise, disk sixteen times. Only ratios within one run mean anything. What is changed
 in SGLang so that it can be compared on a CPU is in ``sglang_cpu/dflash2_bench_cpu.py``.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -22,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from sglang_servers import SETTINGS, BenchServer, Sizes, start
-from sglang_workloads import WORKLOADS, Round, summary
+from sglang_workloads import WORKLOADS, Round, moved, of_answers
 
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Student's t for a two-sided 95 % interval, by the number of pairs."""
@@ -33,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", required=True, help="interpreter with SGLang")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--workload", choices=[*WORKLOADS], default="a")
+    parser.add_argument("--workload", choices=[*WORKLOADS, "s"], default="a")
     parser.add_argument("--settings", default=",".join(SETTINGS), help="comma-separated")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="of each server")
@@ -47,11 +49,13 @@ def main() -> None:
             for setting in arguments.settings.split(","):
                 where = Path(place) / setting
                 servers.append(start(setting, sizes, where, arguments.python, arguments.model, arguments.threads))
-                servers[-1].wait()
-                servers[-1].stop()
+            for server in servers:
+                server.wait()
+            for server in servers:
+                server.stop()
             for index in range(arguments.rounds):
                 for server in servers if index % 2 == 0 else servers[::-1]:
-                    rows.append(measure(server, arguments.workload, index))
+                    rows.append(measure(server, arguments, index))
                     print(line(rows[-1]), flush=True)
         finally:
             for server in servers:
@@ -62,29 +66,50 @@ def main() -> None:
         arguments.json.write_text(json.dumps(rows, indent=1))
 
 
-def measure(server: BenchServer, workload: str, index: int) -> dict[str, Any]:
+def measure(server: BenchServer, arguments: argparse.Namespace, index: int) -> dict[str, Any]:
     """One round of one setting."""
+    name = arguments.workload
     with server.turn():
         before = server.written()
-        answers, seconds = Round(server.port, WORKLOADS[workload], seed=1000 * index).run()
+        if name == "s":
+            found = bench_serving(server, arguments, index)
+        else:
+            answers, seconds = Round(server.port, WORKLOADS[name], seed=1000 * index).run()
+            found = of_answers(answers, seconds)
         after = server.written()
-    found = {
-        "setting": server.setting,
-        "workload": workload,
-        "round": index,
-        "device_pool_tokens": server.device_tokens(),
+    row = {"setting": server.setting, "workload": name, "round": index, "device_pool_tokens": server.device_tokens()}
+    return row | found | moved(found["tokens_by_source"], before, after)
+
+
+def bench_serving(server: BenchServer, arguments: argparse.Namespace, index: int) -> dict[str, Any]:
+    """SGLang's own load generator: groups of prompts with a long common head, in random order."""
+    output = server.place / f"bench_serving{index}.jsonl"
+    command = [arguments.python, "-m", "sglang.bench_serving", "--backend", "sglang", "--host", "127.0.0.1"]
+    command += ["--port", str(server.port), "--model", arguments.model, "--tokenizer", arguments.model]
+    command += ["--dataset-name", "generated-shared-prefix", "--gsp-num-groups", "8", "--gsp-prompts-per-group", "4"]
+    command += ["--gsp-system-prompt-len", "900", "--gsp-question-len", "32", "--gsp-output-len", "12"]
+    command += ["--request-rate", "1", "--seed", str(index), "--warmup-requests", "0", "--disable-tqdm"]
+    subprocess.run([*command, "--output-file", str(output)], check=True, stdout=subprocess.DEVNULL, timeout=600)
+    said = json.loads(output.read_text().splitlines()[-1])
+    return {
+        "ttft_mean_s": said["mean_ttft_ms"] / 1000,
+        "ttft_p50_s": said["median_ttft_ms"] / 1000,
+        "ttft_p99_s": said["p99_ttft_ms"] / 1000,
+        "ttft_first_mean_s": None,
+        "ttft_returning_mean_s": None,
+        "output_tokens_per_s": said["output_throughput"],
+        "tokens_by_source": None,
     }
-    return found | summary(answers, seconds, before, after)
 
 
 def line(row: dict[str, Any]) -> str:
     """One row of the table."""
-    sources = " ".join(f"{name} {tokens:.0f}" for name, tokens in row["tokens_by_source"].items())
+    times = ("mean", "p50", "p99", "first_mean", "returning_mean")
+    shown = " ".join(f"{name} {row[f'ttft_{name}_s'] or 0:.2f}" for name in times)
+    sources = " ".join(f"{name} {tokens:.0f}" for name, tokens in (row["tokens_by_source"] or {}).items())
     return (
-        f"{row['workload']} round {row['round']} {row['setting']:13s} TTFT mean {row['ttft_mean_s']:.2f} "
-        f"p50 {row['ttft_p50_s']:.2f} p99 {row['ttft_p99_s']:.2f} first {row['ttft_first_mean_s']:.2f} "
-        f"returning {row['ttft_returning_mean_s']:.2f} s, {row['output_tokens_per_s']:.1f} tok/s, "
-        f"reused {row['returning_reused_share']:.2f}; {sources}; "
+        f"{row['workload']} round {row['round']} {row['setting']:13s} TTFT {shown} s, "
+        f"{row['output_tokens_per_s']:.1f} tok/s, reused {row.get('returning_reused_share', 0):.2f}; {sources}; "
         f"MB to DRAM {row['dram_bytes_written'] / 1e6:.0f}, disk {row['disk_bytes_written'] / 1e6:.0f}"
     )
 

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -130,21 +131,11 @@ class Round:
         return output
 
 
-def summary(
-    answers: list[Answer], seconds: float, before: dict[str, float], after: dict[str, float]
-) -> dict[str, object]:
-    """The figures of one round.
-
-    Args:
-        answers, seconds: of ``Round.run``.
-        before, after: ``BenchServer.written`` around it.
-    """
+def of_answers(answers: list[Answer], seconds: float) -> dict[str, Any]:
+    """The figures of one round; ``tokens_by_source`` does not know yet which tier below the device it was."""
     ttft = np.array([answer.ttft_s for answer in answers])
-    moved = {name: after[name] - before[name] for name in after}
-    host = sum(answer.host_tokens for answer in answers)
-    from_nvme = min(host, moved.get("from_nvme", 0.0))
-    prompts = sum(answer.prompt_tokens for answer in answers)
     device = sum(answer.device_tokens for answer in answers)
+    host = sum(answer.host_tokens for answer in answers)
     returning = [answer for answer in answers if answer.kind == "returning"]
     reused = sum(answer.device_tokens + answer.host_tokens for answer in returning)
     return {
@@ -156,14 +147,29 @@ def summary(
         "output_tokens_per_s": sum(answer.output_tokens for answer in answers) / seconds,
         "tokens_by_source": {
             "device": device,
-            "dram": host - from_nvme,
-            "nvme": from_nvme,
-            "recomputed": prompts - device - host,
+            "dram": host,
+            "nvme": 0,
+            "recomputed": sum(answer.prompt_tokens for answer in answers) - device - host,
         },
         "returning_reused_share": reused / max(1, sum(answer.prompt_tokens for answer in returning)),
-        "dram_bytes_written": moved["dram"],
-        "disk_bytes_written": moved["disk"],
     }
+
+
+def moved(sources: dict[str, int] | None, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    """What the servers say of a round: bytes written, and which tier the tokens from below the device came from.
+
+    HiCache does not tell its host pool and its file storage apart: all of its are counted as DRAM.
+
+    Args:
+        sources: of ``of_answers``.
+        before, after: ``BenchServer.written`` around the round.
+    """
+    change = {name: after[name] - before[name] for name in after}
+    found: dict[str, Any] = {"dram_bytes_written": change["dram"], "disk_bytes_written": change["disk"]}
+    if sources is not None:
+        nvme = min(sources["dram"], int(change.get("from_nvme", 0)))
+        found["tokens_by_source"] = {**sources, "dram": sources["dram"] - nvme, "nvme": nvme}
+    return found
 
 
 def _mean(values: list[float]) -> float:

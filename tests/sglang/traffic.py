@@ -59,6 +59,8 @@ class Traffic:
 class Conversations:
     """Several chats; all first turns before all second ones, so that a chat returns when others have used its room.
 
+    The order changes with each turn: some return soon and find their KV in DRAM, others late.
+
     Args:
         server: plain SGLang, asked for the answers to compare with.
         num_chats, num_turns: each turn is a request with everything before it in its prompt.
@@ -79,6 +81,7 @@ class Conversations:
                 answers = list(clients.map(lambda prompt: server.generate(prompt, num_new), prompts))
             self.turns.append([_turn(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)])
             prompts = [turn.prompt + turn.output + _text(rng, 24) for turn in self.turns[-1]]
+            rng.shuffle(prompts)
 
     @property
     def last(self) -> list[Turn]:

@@ -52,7 +52,7 @@ class Engine:
         for key, page in zip(keys, pages, strict=True):
             self.write(page, key)
         parent = None if position == 0 else name(keys[0] - 1)
-        return self.keeper.announce([name(key) for key in keys], parent, position, np.array(pages, np.int32))
+        return self.keeper.announce(None, [name(key) for key in keys], parent, position, np.array(pages, np.int32))
 
     def write(self, page: int, value: float) -> None:
         rows = slice(page * LAYOUT.block_size, (page + 1) * LAYOUT.block_size)
@@ -104,7 +104,7 @@ class Watcher:
 
 
 def name(key: int) -> bytes:
-    return key.to_bytes(32, "big")
+    return key.to_bytes(32, "little")
 
 
 @pytest.fixture
@@ -169,6 +169,16 @@ def test_a_block_announced_again_elsewhere_has_one_row_and_one_page(engine: Engi
     engine.settle()
     engine.give_up([4])
     assert len(engine.keeper.restorable("r", [name(10)]).ids) == 1
+
+
+def test_what_is_computed_a_second_time_is_counted(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, dram_blocks=0, nvme_blocks=0)
+    for _ in range(2):
+        engine.compute([10, 11], [3, 4])
+        engine.give_up([3, 4])
+    counters = engine.cache.counters
+    assert (counters.computed_tokens, counters.recomputed_tokens) == (32, 16)
+    engine.runtime.shutdown()
 
 
 def test_a_restart_finds_what_was_on_disk(tmp_path: Path) -> None:

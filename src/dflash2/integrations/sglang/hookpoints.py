@@ -43,6 +43,15 @@ CREATE_CACHE = HookPoint(
 )
 OFFLOAD_NODE = HookPoint(f"{_WRAPPER}._offload_node", ("self", "node_id", "transfers"), "learns what a block follows")
 RELEASE_REQUEST = HookPoint(f"{_WRAPPER}.release_request", ("self", "rid"), "forgets an aborted request")
+CHECKPOINT = HookPoint(
+    f"{_MEM}.unified_radix_cache.UnifiedRadixCache.checkpoint", ("self", "req", "up_to"), "whose blocks these are"
+)
+EVICT = HookPoint(
+    f"{_MEM}.unified_radix_cache.UnifiedRadixCache._evict", ("self", "params", "available_size_targets"), "heat"
+)
+EVICT_LEAF = HookPoint(
+    f"{_MEM}.unified_radix_cache.UnifiedRadixCache._evict_device_leaf", ("self", "node_id", "tracker"), "heat"
+)
 PROFILE_MEMORY = HookPoint(
     f"{_MEM}.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes",
     ("self", "pre_model_load_memory"),
@@ -70,6 +79,9 @@ IN_SCHEDULER = (
     CREATE_CACHE,
     OFFLOAD_NODE,
     RELEASE_REQUEST,
+    CHECKPOINT,
+    EVICT,
+    EVICT_LEAF,
     PROFILE_MEMORY,
     QUEUE_REQUEST,
     ADD_ONE_REQ,
@@ -87,6 +99,8 @@ READ_ONLY = (
     HookPoint(f"{_LINKER}.offload", ("self", "transfers", "session_id"), "linker"),
     HookPoint(f"{_LINKER}.num_completed_offloads", ("self",), "linker: once a step"),
     HookPoint(f"{_LINKER}.pop_completed_offload", ("self",), "linker"),
+    HookPoint(f"{_MEM}.unified_radix_cache.UnifiedRadixCache.get_last_hash_value", ("self", "node_id"), "heat"),
+    HookPoint(f"{_MEM}.unified_radix_cache.UnifiedRadixCache._component_available_size", ("self",), "heat"),
     HookPoint(f"{_MEM}.unified_radix_cache.UnifiedRadixCache.get_prefix_hash_values", ("self", "node_id"), "parents"),
     HookPoint(f"{_MEM}.unified_radix_cache.UnifiedRadixCache._all_reduce_attn_groups", ("self", "tensor", "op"), "TP"),
     HookPoint(f"{_MEM}.unified_radix_cache.UnifiedRadixCache.match_prefix", ("self", "params"), "arrival"),
@@ -95,6 +109,7 @@ READ_ONLY = (
     HookPoint(
         "sglang.srt.configs.model_config.ModelConfig.get_num_kv_heads", ("self", "tensor_parallel_size"), "sizes"
     ),
+    HookPoint(f"{_MEM}.utils.get_storage_hash_str", ("key", "prior_hash", "page_size"), "arrival"),
     HookPoint(f"{_MEM}.common._req_radix_key", ("tree_cache", "req", "token_ids"), "arrival"),
 )
 """Not hooked, but relied upon."""

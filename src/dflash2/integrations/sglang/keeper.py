@@ -14,6 +14,8 @@ import numpy as np
 
 from dflash2.integrations.sglang.clock import TurnoverClock
 from dflash2.integrations.sglang.copy_down import CopyDown, Ready
+from dflash2.monitoring.computed_keys import ComputedKeys
+from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.pools.nvme import NvmePool
 from dflash2.runtime import POLL_S, Runtime
 from dflash2.table.page_table import TIER_BIT, BlockState
@@ -80,6 +82,7 @@ class Keeper:
         """Blocks that were given up while they were copied from HBM: what arrives is worthless."""
         self._expected: dict[str, _Expected] = {}
         """Per waiting request."""
+        self._computed = ComputedKeys()
         self._num_steps = 0
         self._flush_again = False
         """Copies were in flight at the last flush."""
@@ -87,10 +90,13 @@ class Keeper:
 
     # -- told by the engine --------------------------------------------------------------------------------------
 
-    def announce(self, keys: list[bytes], parent: bytes | None, position: int, pages: IntArray) -> IntArray:
+    def announce(
+        self, request_id: str | None, keys: list[bytes], parent: bytes | None, position: int, pages: IntArray
+    ) -> IntArray:
         """Blocks were computed, or loaded, and stand in the engine's tree.
 
         Args:
+            request_id: whose they are, where that is known.
             keys: of consecutive blocks of one sequence.
             parent: key of the block before the first; None at the head of a sequence.
             position: index of the first in its sequence.
@@ -100,6 +106,7 @@ class Keeper:
             Their ids; shorter than ``keys`` if the table is full.
         """
         self.freed(pages)  # whatever was noted about these pages is old
+        self._clock.advance(len(pages))  # known or not: which is not the same on all ranks
         known = [self._cache.index.get(key) for key in keys]
         new = np.array([block_id is None for block_id in known], np.bool_)
         rows = self._table.try_allocate(int(new.sum()))
@@ -108,15 +115,16 @@ class Keeper:
         ids = np.empty(len(keys), np.int32)
         ids[~new] = [block_id for block_id in known if block_id is not None]
         ids[new] = rows
-        self._clock.advance(len(rows))
         now = self._clock()
         self._table.state[rows] = BlockState.SEALED
-        self._cache.policy.on_allocate(self._table, rows, now, None)
+        self._cache.policy.on_allocate(self._table, rows, now, request_id)
         self._move_in(ids, pages)
         for index in np.flatnonzero(new).tolist():
             before = parent if index == 0 else keys[index - 1]
             self._publish(int(ids[index]), keys[index], before, position + index)
+        again = sum(self._computed.note(keys[index]) for index in np.flatnonzero(new).tolist())
         self._cache.counters.computed_tokens += len(rows) * self.runtime.layout.block_size
+        self._cache.counters.recomputed_tokens += again * self.runtime.layout.block_size
         self._copy_down.note_new()
         return ids
 
@@ -128,6 +136,14 @@ class Keeper:
         ids = self._owner[pages[self._mirror.holds(pages)]]
         self._leave_pages(ids)
         self._reap(ids)
+
+    def arrived(self, request_id: str, traits: RequestTraits, keys: list[bytes]) -> None:
+        """A request with a prompt of these full blocks has joined the queue."""
+        self._cache.policy.on_arrival(request_id, traits, keys, self._clock())
+
+    def ended(self, request_id: str, outcome: Outcome | None) -> None:
+        """A request is over; unknown ones are ignored."""
+        self._cache.policy.on_finish(request_id, outcome, self._clock())
 
     def used(self, request_id: str, keys: list[bytes], num_prompt_tokens: int) -> None:
         """A request starts with these blocks as its cached prefix, wherever they are."""
@@ -148,7 +164,7 @@ class Keeper:
         self._cache.prefetcher.note_needed(ids)
         self._cache.regret.note_needed(ids[~table.has(ids, Tier.HBM)], self._clock())
         table.next_use[ids] = np.inf
-        self._cache.policy.on_use(table, ids, self._clock(), None)
+        self._cache.policy.on_use(table, ids, self._clock(), request_id)
 
     # -- asked by the engine -------------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +14,15 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
+from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from dflash2.integrations.sglang.build import Placement, build_keeper
 from dflash2.integrations.sglang.copy_down import Ready
+from dflash2.integrations.sglang.device_heat import DeviceHeat
+from dflash2.integrations.sglang.layers import CounterWatcher
 from dflash2.integrations.sglang.metrics import SchedulerMetrics
 from dflash2.integrations.sglang.page import show_page
+from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.types import IntArray, Tier, Urgency
 
 logger = logging.getLogger(__name__)
@@ -34,30 +40,6 @@ class _Offload:
 
     ids: IntArray
     seen_by_step: bool = False
-
-
-class CounterWatcher:
-    """Passes on to SGLang's counter which layers of a load have arrived.
-
-    The last layer counts only when the whole job has ended well: whatever goes wrong before, SGLang sees a failed load
-    and never uses what was computed from it.
-    """
-
-    def __init__(self, counter: LayerWiseLoadCounter, index: int) -> None:
-        self._counter = counter
-        self._index = index
-
-    def arrived(self, layer: int) -> None:
-        """See ``LayerWatcher``."""
-        if layer < self._counter.num_layers - 1:
-            self._counter.complete(self._index, layer)
-
-    def ended(self, ok: bool) -> None:
-        """See ``LayerWatcher``."""
-        if ok:
-            self._counter.complete(self._index, self._counter.num_layers - 1)
-        else:
-            self._counter.fail(self._index, RuntimeError("a load from DRAM to the device failed"))
 
 
 class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
@@ -84,6 +66,8 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
             params, components, extra_config["path"], self._placement, forward_stream
         )
         runtime = self.keeper.runtime
+        self._heat_decides = runtime.config.policy.eviction == "heat"
+        self.device_heat = DeviceHeat(runtime.cache.table.capacity(Tier.HBM), runtime.clock)
         self.has_nvme = runtime.cache.table.capacity(Tier.NVME) > 0
         self.pools = {PoolName.KV: runtime.pools[Tier.HBM]}
         self.layer_done_counter = LayerWiseLoadCounter(runtime.layout.num_layers)
@@ -94,6 +78,8 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self._gave_up: set[str] = set()
         self.parent_hashes: list[str] = []
         """Page hashes of what precedes the node that is offloaded next; set by a hook."""
+        self.inserting: str | None = None
+        """The request whose KV is going into SGLang's tree; set by a hook."""
         self.retracting = False
         """A retraction inserts nodes whose pages are wanted in the same step: they must not be locked."""
         self._retract_until = 0.0
@@ -172,8 +158,10 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         """Note the pages of a new node; whether and when they are copied down is the keeper's business."""
+        self.device_heat.used(transfers[0].keys)
         before = self._keys.of(self.parent_hashes[-1:])
         ids = self.keeper.announce(
+            self.inserting,
             self._keys.of(transfers[0].keys),
             before[0] if before else None,
             len(self.parent_hashes),
@@ -212,6 +200,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self._gave_up.clear()
         self.keeper.flush(FLUSH_WAIT_S)
         self.layer_done_counter.reset()
+        self.device_heat.clear()
         self._keys.renew()
         logger.info("DFlash2: flushed on all tiers")
 
@@ -225,12 +214,36 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
             self._page.close()
         self.keeper.runtime.shutdown()
 
-    # -- admission -----------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def arrived(self, rid: str, session: str | None, prompt: Any) -> None:
+        """A request has joined the queue for the first time; ``prompt`` is SGLang's key of it."""
+        whole = prompt.page_aligned(self.page_size)
+        hashes = get_storage_hash_str(whole, None, page_size=self.page_size) if len(whole) else []
+        traits = RequestTraits(session=session, num_prompt_tokens=len(prompt))
+        self.keeper.arrived(rid, traits, self._keys.of(hashes))
+
+    def ended(self, rid: str, outcome: Outcome | None) -> None:
+        """The request is over, or was never started."""
+        self.forget_request(rid)
+        self.release_reservation(rid)
+        self.keeper.ended(rid, outcome)
 
     def admitted(self, rid: str, device_hashes: list[str], num_tokens: int) -> None:
         """A request of so many tokens starts; these pages of its prefix were on the device."""
+        self.device_heat.used(device_hashes)
         self.keeper.used(rid, [*self._keys.of(device_hashes), *self._loading.get(rid, [])], num_tokens)
         self.forget_request(rid)
+
+    @contextlib.contextmanager
+    def sparing_hot_leaves(self) -> Iterator[Callable[[], bool]]:
+        """Inside, ``device_heat`` passes hot leaves over; what is given tells whether it did."""
+        before = self.device_heat.num_spared
+        self.device_heat.begin(sparing=self._heat_decides)
+        try:
+            yield lambda: self.device_heat.num_spared > before
+        finally:
+            self.device_heat.begin(sparing=False)
 
     def note_retraction(self, rid: str) -> None:
         """Say so; a retraction means that the device pool was short."""
@@ -258,7 +271,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         return promised
 
     def release_reservation(self, rid: str) -> None:
-        """The request has ended, or was not admitted."""
+        """The request was not admitted, or has ended."""
         if self.keeper.runtime.ledger.holds(rid):
             self.keeper.runtime.ledger.release(rid)
 

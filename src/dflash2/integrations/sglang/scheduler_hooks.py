@@ -10,6 +10,7 @@ from dflash2.config import load_config
 from dflash2.integrations.sglang import hookpoints, settings
 from dflash2.integrations.sglang.build import Placement, being_made, made
 from dflash2.integrations.sglang.sizing import kv_budget_bytes
+from dflash2.policy.base import Outcome
 
 Original = Any
 
@@ -20,6 +21,9 @@ def register(registry: Any, kinds: Any) -> None:
         (hookpoints.CREATE_CACHE, around_create_cache),
         (hookpoints.OFFLOAD_NODE, around_offload_node),
         (hookpoints.RELEASE_REQUEST, around_release_request),
+        (hookpoints.CHECKPOINT, around_checkpoint),
+        (hookpoints.EVICT, around_evict),
+        (hookpoints.EVICT_LEAF, around_evict_leaf),
         (hookpoints.PROFILE_MEMORY, around_profile_memory),
         (hookpoints.QUEUE_REQUEST, around_queue_request),
         (hookpoints.ADD_ONE_REQ, around_add_one_req),
@@ -66,8 +70,7 @@ def around_release_request(original: Original, wrapper: Any, rid: str) -> None:
     original(wrapper, rid)
     linker = linker_of(wrapper.cache)
     if linker is not None:
-        linker.forget_request(rid)
-        linker.release_reservation(rid)
+        linker.ended(rid, None)
 
 
 def around_profile_memory(original: Original, configurator: Any, pre_model_load_memory: Any) -> int:
@@ -82,15 +85,56 @@ def around_profile_memory(original: Original, configurator: Any, pre_model_load_
     return kv_budget_bytes(load_config(path), configurator.device, found, token_bytes, get_schedule().page_size)
 
 
+def around_checkpoint(original: Original, cache: Any, req: Any, **kwargs: Any) -> None:
+    """While a request's KV goes into the tree, the linker can ask whose it is."""
+    linker = linker_of(cache)
+    if linker is None:
+        original(cache, req, **kwargs)
+        return
+    linker.inserting = req.rid
+    try:
+        original(cache, req, **kwargs)
+    finally:
+        linker.inserting = None
+
+
+def around_evict(original: Original, cache: Any, params: Any, targets: Any = None, **kwargs: Any) -> Any:
+    """Room on the device: hot leaves are passed over, unless there is not enough without them."""
+    linker = linker_of(cache)
+    if linker is None or kwargs.get("allocation_reclaim_satisfied") is not None:
+        return original(cache, params, targets, **kwargs)
+    with linker.sparing_hot_leaves() as spared:
+        result = original(cache, params, targets, **kwargs)
+    missing = params.num_tokens - result.num_tokens_evicted
+    if targets is not None:
+        missing = max((wanted - cache._component_available_size(kind) for kind, wanted in targets.values()), default=0)
+    if spared() and missing > 0:
+        rest = original(cache, type(params)(num_tokens=missing), targets, **kwargs)
+        result.num_tokens_evicted += rest.num_tokens_evicted
+    return result
+
+
+def around_evict_leaf(original: Original, cache: Any, node_id: Any, tracker: Any) -> Any:
+    """See ``around_evict``."""
+    linker = linker_of(cache)
+    if linker is not None and linker.device_heat.spares(cache.get_last_hash_value(node_id)):
+        return None
+    return original(cache, node_id, tracker)
+
+
 def around_queue_request(original: Original, scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> None:
-    """At arrival: what the request will need from NVMe starts for DRAM now."""
+    """At arrival: the policy is told, and what the request will need from NVMe starts for DRAM now."""
     linker = linker_of(scheduler.tree_cache)
-    if linker is not None and linker.has_nvme and req.to_finish is None and req.session is None:
+    if linker is not None and req.to_finish is None:
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
         from sglang.srt.mem_cache.common import _req_radix_key
 
-        key = _req_radix_key(scheduler.tree_cache, req, req.origin_input_ids + req.output_ids)
-        scheduler.tree_cache.match_prefix(MatchPrefixParams(key=key, req=req))
+        if not req.retracted_stain:
+            key = _req_radix_key(scheduler.tree_cache, req, req.origin_input_ids)
+            linker.arrived(req.rid, req.session_id, key)
+        if linker.has_nvme and req.session is None:
+            key = _req_radix_key(scheduler.tree_cache, req, req.origin_input_ids + req.output_ids)
+            scheduler.tree_cache.match_prefix(MatchPrefixParams(key=key, req=req))
     original(scheduler, req, *args, **kwargs)
 
 
@@ -133,7 +177,7 @@ def around_release_kv(original: Original, req: Any, tree_cache: Any, *, checkpoi
     retracted = linker is not None and linker.retracting and not req.finished() and req.to_finish is None
     original(req, tree_cache, checkpoint=checkpoint or retracted)
     if linker is not None and not retracted:
-        linker.release_reservation(req.rid)
+        linker.ended(req.rid, outcome_of(req))
 
 
 def around_weights_updated(original: Original, updater: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
@@ -162,6 +206,12 @@ def linker_of(tree_cache: Any) -> Any:
     wrapper = getattr(tree_cache, "linker", None)
     linker = None if wrapper is None else wrapper.cache_linker
     return linker if isinstance(linker, DFlash2Linker) else None
+
+
+def outcome_of(req: Any) -> Outcome | None:
+    """How a request ended; None if it was aborted."""
+    reason = None if req.finished_reason is None else req.finished_reason.to_json().get("type")
+    return None if reason in (None, "abort") else Outcome(reason, len(req.output_ids))
 
 
 def agreed(tree_cache: Any, here: bool) -> bool:
