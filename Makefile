@@ -5,6 +5,7 @@
 #   make test-long   the long soak (ten times what `make test` runs of it)
 #   make sglang-cpu  set up SGLang on a CPU beside it, in .venv-sglang
 #   make test-sglang set up both, then test the plug-in against SGLang's real server
+#   make docs        the documents as web pages, in build/site
 #   make lint        formatting, lint, types and import direction only
 #   make clean       remove what was set up and built
 #
@@ -38,7 +39,7 @@ PLAIN_MODEL  := $(CURDIR)/.models/plain
 PLAIN_DONE   := .models/.stamp-plain
 
 .DEFAULT_GOAL := test
-.PHONY: demo test test-long lint setup clean sglang-cpu test-sglang
+.PHONY: demo test test-long lint setup clean docs sglang-cpu test-sglang
 .DELETE_ON_ERROR:
 
 demo: $(DEMO_DONE) $(MODEL_DONE)
@@ -64,6 +65,10 @@ lint: $(DEV_DONE)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(DEV_DONE)
+	$(BIN)/python tools/docs/tables.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 setup: $(DEV_DONE) $(MODEL_DONE)
 
