@@ -23,7 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Reads Mooncake and agent traces (.jsonl, .gz), recordings of `dflash2 serve --record`, Azure's "
         "CSV files (lengths only), and - for a stream. For a single tier the policies are heat, the classical lru, "
         "fifo, lfu, s3-fifo, arc and w-tinylfu (each also with -tail: a request's last block is touched first) and "
-        "opt, which knows the future; for several tiers heat and lru.",
+        "opt, which knows the future; for several tiers heat, lru, write-through (LRU that writes "
+        "everything to NVMe) and clairvoyant (as few writes as give its hits).",
     )
     parser.add_argument("trace", metavar="TRACE", help="a file, or - for the standard input")
     parser.add_argument("--policy", default="heat,lru", metavar="NAME,…", help="default heat,lru")
@@ -36,17 +37,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     sizes.add_argument("--config", type=Path, metavar="FILE", help="all tiers and settings of a dflash2_config.json")
     parser.add_argument(
         "--bytes-per-token",
-        type=_positive,
+        type=positive,
         metavar="N",
         help=f"KV of one token on one rank, to count bytes (default {DEFAULT_BYTES_PER_TOKEN}: 72B in FP8)",
     )
     parser.add_argument(
-        "--ranks", type=_positive, default=1, metavar="N", help="that share the DRAM and NVMe of --config (1)"
+        "--ranks", type=positive, default=1, metavar="N", help="that share the DRAM and NVMe of --config (1)"
     )
     parser.add_argument(
         "--device-profile", type=Path, metavar="FILE", help="speeds, for a modelled TTFT; from `dflash2 doctor --probe`"
     )
-    parser.add_argument("--upto", type=_positive, metavar="N", help="report the first N requests only")
+    parser.add_argument("--upto", type=positive, metavar="N", help="report the first N requests only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw hit ratios and how true heat is (.png, .svg)")
     parser.set_defaults(run=run)
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         capacities=tuple(parse_capacity(text) for text in (args.capacity_blocks or "").split(",") if text),
         config=config,
         ranks=args.ranks,
-        bytes_per_token=args.bytes_per_token or _bytes_per_token(device, config),
+        bytes_per_token=args.bytes_per_token or bytes_per_token(device, config),
         device=device,
         upto=args.upto,
     )
@@ -99,13 +100,15 @@ def _config(path: Path | None) -> Config:
     return Config() if path is None else load_config(path)
 
 
-def _bytes_per_token(device: DeviceModel | None, config: Config) -> int:
+def bytes_per_token(device: DeviceModel | None, config: Config) -> int:
+    """KV of one token on one rank, where the command line does not say."""
     if device is None or device.block_bytes is None:
         return DEFAULT_BYTES_PER_TOKEN
     return max(1, device.block_bytes // config.kv_block.block_size)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")

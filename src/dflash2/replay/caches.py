@@ -13,14 +13,14 @@ from dflash2.replay.classical.base import ClassicalCache
 from dflash2.replay.classical.fifo import FIFO
 from dflash2.replay.classical.lfu import LFU
 from dflash2.replay.classical.lru import LRU
-from dflash2.replay.classical.opt import optimal_hits
 from dflash2.replay.classical.s3fifo import S3FIFO
 from dflash2.replay.classical.wtinylfu import WTinyLFU
 from dflash2.replay.events import Arrival, Finish
 from dflash2.replay.managed import BlockNames, BlockSize, ManagedCache
+from dflash2.replay.reference import Clairvoyant, Optimal, WriteThrough
 from dflash2.replay.results import Movement, Outcomes
 from dflash2.replay.sizes import Slots, is_single
-from dflash2.types import IntArray, Tier
+from dflash2.types import Tier
 
 TAIL = "-tail"
 """Suffix: a request's last block is touched first, so that a prefix loses its end before its head."""
@@ -109,32 +109,17 @@ class Classical:
         return self._outcomes
 
 
-@dataclass
-class Optimal:
-    """The optimum of what has been seen when it is asked; the only one that looks ahead."""
-
-    policy: str
-    slots: Slots
-    _arrivals: list[Arrival] = field(default_factory=list)
-
-    def arrive(self, arrival: Arrival) -> None:
-        self._arrivals.append(arrival)
-
-    def finish(self, finish: Finish) -> None:
-        """It knows already."""
-
-    def outcomes(self) -> Outcomes:
-        requests: list[IntArray] = [arrival.blocks for arrival in self._arrivals]
-        outcomes = Outcomes()
-        for arrival, hits in zip(self._arrivals, optimal_hits(requests, self.slots[Tier.HBM]).tolist(), strict=True):
-            outcomes.add(arrival, {Tier.HBM: hits})
-        return outcomes
+SEVERAL_TIERS: Mapping[str, Callable[[str, Slots], Replayed]] = {
+    "write-through": WriteThrough,
+    "clairvoyant": Clairvoyant,
+}
+"""What writes to NVMe are compared with."""
 
 
 def policy_names(single_tier: bool) -> list[str]:
     """Names that ``make_replayed`` knows."""
     if not single_tier:
-        return ["heat", "lru"]
+        return ["heat", "lru", *SEVERAL_TIERS]
     return ["heat", *CLASSICAL, *(name + TAIL for name in CLASSICAL), OPT]
 
 
@@ -156,6 +141,8 @@ def make_replayed(name: str, slots: Slots, config: Config, block: BlockSize, nam
     if name not in known:
         tiers = "one tier" if single else "several tiers"
         raise RequestError(f"there is no policy {name!r} for {tiers}; choose from {', '.join(known)}", "--policy")
+    if not single and name in SEVERAL_TIERS:
+        return SEVERAL_TIERS[name](name, slots)
     if name in PRODUCT or not single:
         eviction = PRODUCT.get(name, name)
         chosen = config.model_copy(

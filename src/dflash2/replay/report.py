@@ -20,54 +20,79 @@ def report_json(trace: str, results: Sequence[Result]) -> dict[str, Any]:
 
 def print_report(results: Sequence[Result], console: Console) -> None:
     """One table of results, and one of calibration for each policy that has heat."""
-    console.print(_results_table(results))
+    console.print(_hits_table(results))
+    if any(not is_single(result.slots) for result in results):
+        console.print(_movement_table(results))
     for result in results:
         if result.policy == "heat" and result.outcomes.calibration:
             console.print(_calibration_table(result))
+    for line in write_savings(results):
+        console.print(line)
+
+
+def write_savings(results: Sequence[Result]) -> list[str]:
+    """How far heat gets from writing everything to NVMe towards the clairvoyant, for each size that has all three."""
+    lines = []
+    for heat in (result for result in results if result.policy == "heat"):
+        others = {result.policy: result for result in results if result.slots == heat.slots}
+        if "write-through" not in others or "clairvoyant" not in others:
+            continue
+        most, fewest = others["write-through"], others["clairvoyant"]
+        distance = most.nvme_bytes_written - fewest.nvme_bytes_written
+        if distance > 0 and most.outcomes.num_hits:
+            closed = (most.nvme_bytes_written - heat.nvme_bytes_written) / distance
+            reused = heat.outcomes.num_hits / most.outcomes.num_hits
+            lines.append(
+                f"{size_text(heat)} blocks: heat goes {100 * closed:.0f} % of the way from writing everything to NVMe "
+                f"to the clairvoyant, with {100 * reused:.1f} % of write-through's hits"
+            )
+    return lines
 
 
 def size_text(result: Result) -> str:
     """Blocks of the tier, or of all tiers."""
     if is_single(result.slots):
         return f"{result.capacity_blocks:,}"
-    return " / ".join(f"{result.slots.get(tier, 0):,}" for tier in Tier)
+    return "/".join(str(result.slots.get(tier, 0)) for tier in Tier)
 
 
-def _results_table(results: Sequence[Result]) -> Table:
-    several = any(not is_single(result.slots) for result in results)
-    timed = any(result.device is not None for result in results)
-    table = Table(title="Leading blocks found at arrival, of all blocks of all prompts")
-    table.add_column("policy")
-    headings = ["blocks" + (" (HBM / DRAM / NVMe)" if several else ""), "requests", "block references", "found %"]
-    if several:
-        headings += ["from HBM %", "DRAM %", "NVMe %", "to HBM GB", "from HBM GB", "NVMe written GB", "prefetch used %"]
-    if timed:
-        headings += ["TTFT p50 ms", "p90", "p99"]
+def _table(title: str, headings: Sequence[str]) -> Table:
+    table = Table(title=title)
+    table.add_column("policy", no_wrap=True)
     for heading in headings:
-        table.add_column(heading, justify="right")
-    for result in results:
-        table.add_row(*_row(result, several=several, timed=timed))
+        table.add_column(heading, justify="right", no_wrap=heading == "blocks")
     return table
 
 
-def _row(result: Result, *, several: bool, timed: bool) -> list[str]:
-    outcomes = result.outcomes
-    row = [
-        result.policy,
-        size_text(result),
-        f"{len(outcomes.hits):,}",
-        f"{outcomes.num_references:,}",
-        f"{100 * outcomes.prefix_hit_ratio:.2f}",
-    ]
-    if several:
+def _hits_table(results: Sequence[Result]) -> Table:
+    several = any(not is_single(result.slots) for result in results)
+    timed = any(result.device is not None for result in results)
+    headings = ["blocks", "found %"]
+    headings += [f"{tier.label} %" for tier in Tier] if several else []
+    headings += ["TTFT p50 ms", "p90", "p99"] if timed else []
+    table = _table("Leading blocks found at arrival, of all blocks of all prompts", headings)
+    if results:
+        of = results[0].outcomes
+        table.caption = f"{len(of.hits):,} requests with {of.num_references:,} blocks"
+    for result in results:
+        outcomes = result.outcomes
         references = max(1, outcomes.num_references)
-        row += [f"{100 * hits / references:.2f}" for hits in outcomes.hits_by_tier().values()]
-        movement, accuracy = outcomes.movement, result.prefetch_accuracy
-        row += [f"{size / 1e9:.1f}" for size in (movement.bytes_in, movement.bytes_out, result.nvme_bytes_written)]
-        row.append("–" if accuracy is None else f"{100 * accuracy:.1f}")
-    if timed:
-        row += [f"{value:.0f}" for value in (result.ttft_ms() or {}).values()]
-    return row
+        row = [size_text(result), f"{100 * outcomes.prefix_hit_ratio:.2f}"]
+        row += [f"{100 * hits / references:.2f}" for hits in outcomes.hits_by_tier().values()] if several else []
+        row += [f"{value:.0f}" for value in (result.ttft_ms() or {}).values()] if timed else []
+        table.add_row(result.policy, *row)
+    return table
+
+
+def _movement_table(results: Sequence[Result]) -> Table:
+    headings = ["blocks", "to HBM GB", "from HBM GB", "NVMe written GB", "prefetches used %"]
+    table = _table("What was moved", headings)
+    for result in results:
+        movement, accuracy = result.outcomes.movement, result.prefetch_accuracy
+        sizes = (movement.bytes_in, movement.bytes_out, result.nvme_bytes_written)
+        used = "–" if accuracy is None else f"{100 * accuracy:.1f}"
+        table.add_row(result.policy, size_text(result), *(f"{size / 1e9:,.1f}" for size in sizes), used)
+    return table
 
 
 def _calibration_table(result: Result) -> Table:

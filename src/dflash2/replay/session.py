@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,7 +17,7 @@ from dflash2.replay.events import Arrival, Event
 from dflash2.replay.managed import BlockNames, BlockSize
 from dflash2.replay.readers import read_events
 from dflash2.replay.results import Result
-from dflash2.replay.run import replay
+from dflash2.replay.run import first_requests, replay
 from dflash2.replay.sizes import Slots, slots_of_config
 from dflash2.replay.source import LineSource, open_source
 
@@ -76,11 +76,6 @@ def run_plan(plan: ReplayPlan, console: Console) -> list[Result]:
     return [Result(one.policy, one.slots, one.outcomes(), block.num_bytes, plan.device) for one in replayed]
 
 
-def with_settings(plan: ReplayPlan, config: Config, capacity: Slots) -> ReplayPlan:
-    """The same traffic with other settings."""
-    return replace(plan, config=config, capacities=(capacity,))
-
-
 def _show(
     plan: ReplayPlan, source: LineSource, events: Iterator[Event], replayed: list[Replayed], console: Console
 ) -> None:
@@ -97,4 +92,4 @@ def _show(
                     task, description=f"{done} requests", completed=done if plan.upto else source.read_bytes
                 )
 
-        replay(events, replayed, plan.upto, step)
+        replay(first_requests(events, plan.upto), replayed, step)
