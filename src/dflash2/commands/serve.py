@@ -78,12 +78,15 @@ def run(args: argparse.Namespace) -> int:
         DFlash2Error: the address is taken, the file for ``--record`` cannot be opened, or the model cannot be loaded.
     """
     from dflash2.config import Config, first_generation_leftovers, load_config
+    from dflash2.doctor.startup import startup_lines
     from dflash2.monitoring.recording import TrafficRecorder
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for leftover in first_generation_leftovers(os.environ):
         logger.warning(leftover)
     config = Config(enable=True) if args.config is None else load_config(args.config)
+    for line in startup_lines(args.config):
+        logger.warning("dflash2_doctor %s", line)
     template = None if args.chat_template is None else _read_template(args.chat_template)
     settings = make_settings(args, config)
     recorder = None if args.record is None else TrafficRecorder(args.record, config.kv_block.block_size)
