@@ -58,7 +58,7 @@ def test_above_it_the_coldest_leave_down_to_the_low_one(world: CacheWorld) -> No
 
 def test_what_is_not_cold_stays_whatever_the_watermark_says(world: CacheWorld) -> None:
     request = sitting(world, 1, 9)
-    world.cache.policy.cold_threshold = 0.5
+    world.cache.policy.cold_threshold = 0.3
     rounds(world, 5)
     assert all(in_hbm(world, request)) and not world.transfer.submitted
     # A reservation that needs the room gets it all the same: a fully hot pool never deadlocks.
@@ -69,7 +69,7 @@ def test_what_is_not_cold_stays_whatever_the_watermark_says(world: CacheWorld) -
 
 def test_nobody_looks_for_cold_blocks_again_before_something_has_changed(world: CacheWorld) -> None:
     request = sitting(world, 1, 9)
-    world.cache.policy.cold_threshold = 0.5
+    world.cache.policy.cold_threshold = 0.3
     looks: list[int] = []
     is_cold = world.cache.policy.is_cold
     world.cache.policy.is_cold = lambda table, ids, now: (looks.append(len(ids)), is_cold(table, ids, now))[1]  # type: ignore[method-assign]
@@ -228,4 +228,4 @@ def test_heat_is_refreshed_at_its_interval_only(world: CacheWorld) -> None:
     assert (world.table.heat[ids] == first).all()
     world.clock.advance(0.2)
     world.rebalance([])
-    assert (world.table.heat[ids] < first).all()
+    assert (world.table.heat[ids] != first).all()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash2.policy.base import PlacementPolicy
+from dflash2.policy.base import Outcome, PlacementPolicy, RequestTraits
 from dflash2.policy.heat import HEAT_AT_HORIZON, HeatPolicy
 from dflash2.policy.horizon import LONGEST_S, SHORTEST_S, TurnoverHorizon
 from dflash2.policy.lru import LRUPolicy
@@ -53,25 +53,34 @@ def test_heat_lies_between_0_and_1(
         assert np.isfinite(heat).all() and (heat >= 0).all() and (heat <= 1).all()
 
 
-def test_one_use_gives_0_63_two_give_0_86_and_both_cool() -> None:
+def ask(policy: HeatPolicy, name: str, keys: list[int], now: float, traits: RequestTraits | None = None) -> None:
+    policy.on_arrival(name, traits or RequestTraits(num_prompt_tokens=8 * len(keys)), keys, now)
+
+
+def test_what_came_back_regularly_is_hot_while_it_is_due_and_cools_when_it_does_not_come() -> None:
     policy = HeatPolicy(8, 0.8)
     table, ids = make(policy)
-    assert policy.heat(table, ids, START) == pytest.approx(0.632, abs=1e-3)
-    policy.on_use(table, ids[:1], START, None)
-    first, second = policy.heat(table, ids[:2], START)
-    assert (first, second) == (pytest.approx(0.865, abs=1e-3), pytest.approx(0.632, abs=1e-3))
-    later = policy.heat(table, ids, START + policy.horizon_s(START))
-    assert (later < policy.heat(table, ids, START)).all()
+    now = START
+    for turn in range(200):
+        name = str(turn)
+        ask(policy, name, [1, 2, 3, 4], now)
+        policy.on_use(table, ids, now, name)
+        policy.on_finish(name, Outcome("tool_use", 10), now + 1.0)
+        policy.on_allocate(table, ids[:0], now, None)
+        now += 6.0
+    due = policy.heat(table, ids, now - 2.0)
+    assert (due > 0.9).all() and policy.is_cold(table, ids, now - 2.0).sum() == 0
+    assert (policy.heat(table, ids, now + 1e4) < 0.2).all()
 
 
 def test_the_threshold_divides_cold_from_hot() -> None:
     policy = HeatPolicy(8, 0.8)
     table, ids = make(policy)
-    policy.on_use(table, ids[:2], START, None)
+    table.next_use[ids[:2]] = START + 0.1
     assert policy.is_cold(table, ids, START).tolist() == [False, False, True, True]
-    policy.effective_threshold = 0.99
+    policy.effective_threshold = 0.9999
     assert policy.is_cold(table, ids, START).all()
-    policy.effective_threshold = 0.1
+    policy.effective_threshold = 0.0001
     assert not policy.is_cold(table, ids, START).any()
 
 
@@ -92,15 +101,6 @@ def test_a_known_next_use_is_worth_more_than_a_guess() -> None:
     assert heat[:3].tolist() == pytest.approx([1.0, 1.0, HEAT_AT_HORIZON])
     assert heat[3] < 0.2
     assert policy.order(table, ids, 2, now).tolist() == ids[[3, 2]].tolist()
-
-
-def test_more_uses_are_hotter_than_fewer_of_the_same_age() -> None:
-    policy = HeatPolicy(8, 0.8)
-    table, ids = make(policy)
-    for count, block in enumerate(ids):
-        for _ in range(count):
-            policy.on_use(table, ids[[block]], START, None)
-    assert policy.order(table, ids, 4, START + 1.0).tolist() == ids.tolist()
 
 
 def test_lru_order_is_by_last_use() -> None:

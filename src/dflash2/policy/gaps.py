@@ -1,0 +1,188 @@
+"""One kind of wait (how long until a session comes back), learned from the last few thousand of its sort.
+
+Where it is known how a request ended, the wait is predicted first (least squares of the log gap) and the hazard is a
+function of time over prediction. Where it is not, a prediction would mostly scale noise: the hazard is a function of
+plain time, and the features sort the waits by risk (Poisson regression) into eight classes of equal size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash2.policy.hazard import (
+    HazardTables,
+    assumed_hazard,
+    bin_of,
+    build_tables,
+    edges,
+    tables_from,
+)
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+NUM_FEATURES = 16
+WINDOW = 6000
+"""Waits remembered."""
+MAX_ROWS = 1024
+"""Classes with a table of their own."""
+SHORTEST_S = 1e-3
+FEWEST_FOR_SCALE = 5
+FEWEST_FOR_RISK = 10
+RIDGE = 1.0
+RIDGE_RISK = 3.0
+LOG_SCALE_BOUNDS = (-3.0, 12.0)
+LOG_RISK_BOUNDS = (-6.0, 4.0)
+NUM_RISK_CLASSES = 8
+LOW_SCALED = -6.0
+"""Where the first bin begins: log of time over prediction."""
+LOW_PLAIN = math.log(0.05)
+
+
+@dataclass(slots=True)
+class Wait:
+    """Handle of a wait that goes on: where in the window it is, unless newer ones have taken its place."""
+
+    slot: int
+    serial: int
+
+
+class GapModel:
+    """Learns one kind of wait.
+
+    Args:
+        scaled: predict each wait's length and work in time over prediction.
+        num_classes: length of the class path that ``begin`` is given.
+    """
+
+    def __init__(self, scaled: bool, num_classes: int) -> None:
+        self.scaled = scaled
+        self.low = LOW_SCALED if scaled else LOW_PLAIN
+        self._features = np.zeros((WINDOW, NUM_FEATURES))
+        self._classes = np.zeros((WINDOW, num_classes), np.int64)
+        self._start = np.zeros(WINDOW)
+        self._age = np.zeros(WINDOW)
+        self._ended = np.zeros(WINDOW, np.bool_)
+        self._going_on = np.zeros(WINDOW, np.bool_)
+        self._serial = np.zeros(WINDOW, np.int64)
+        self._owner = np.zeros(WINDOW, np.int64)
+        self.num_begun = 0
+        self._weights: Floats | None = None
+        self.mean_log = 3.0 if scaled else 0.0
+        """Log scale of a wait nothing is known about."""
+        self._risk = np.zeros(NUM_FEATURES)
+        self._risk_cuts = np.empty(0)
+        prior = assumed_hazard(self.low, 0.8, 1.0, 1.0) if scaled else assumed_hazard(self.low, 0.5, 60.0, 1.5)
+        self._prior = prior
+        self.tables: HazardTables = tables_from(prior[None, :], self.low, {})
+
+    # -- waits ---------------------------------------------------------------------------------------------------
+
+    def begin(self, features: list[float], classes: tuple[int, ...], owner: int, now: float) -> Wait:
+        """A wait begins.
+
+        Args:
+            features: ``NUM_FEATURES`` values, the first is 1.
+            classes: path in the tree of classes, each in ``[0, RADIX)``.
+            owner: row that ``refit`` reports.
+            now: seconds.
+        """
+        slot = self.num_begun % WINDOW
+        self._features[slot] = features
+        self._classes[slot] = classes
+        self._start[slot] = now
+        self._ended[slot] = False
+        self._going_on[slot] = True
+        self._owner[slot] = owner
+        self.num_begun += 1
+        self._serial[slot] = self.num_begun
+        return Wait(slot, self.num_begun)
+
+    def end(self, wait: Wait, now: float, *, came_back: bool) -> None:
+        """A wait is over: the session came back, or will not be watched any longer."""
+        if self._serial[wait.slot] == wait.serial:
+            self._age[wait.slot] = max(now - self._start[wait.slot], SHORTEST_S)
+            self._ended[wait.slot] = came_back
+            self._going_on[wait.slot] = False
+
+    def place(self, features: list[float], classes: tuple[int, ...]) -> tuple[int, float]:
+        """(row of the tables, log scale) of a wait that begins now."""
+        log_scale = self.mean_log
+        if self._weights is not None:
+            low, high = LOG_SCALE_BOUNDS
+            log_scale = min(high, max(low, float(self._weights @ features)))
+        if self.scaled:
+            return self.tables.row_of(classes), log_scale
+        score = float(np.clip(self._risk @ features, *LOG_RISK_BOUNDS))
+        risk_class = int(np.searchsorted(self._risk_cuts, score))
+        return self.tables.row_of((risk_class // 2, risk_class, *classes)), log_scale
+
+    # -- learning ------------------------------------------------------------------------------------------------
+
+    def refit(self, now: float) -> tuple[Ints, Ints, Floats]:
+        """Learn from the window as it is.
+
+        Returns:
+            Of the waits that go on: owner, row and log scale.
+        """
+        used = slice(0, min(self.num_begun, WINDOW))
+        features, ended, going_on = self._features[used], self._ended[used], self._going_on[used]
+        age = np.maximum(np.where(going_on, now - self._start[used], self._age[used]), SHORTEST_S)
+        log_age = np.log(age)
+        if self.scaled:
+            self._fit_scale(features[ended], log_age[ended])
+        log_scale = self._log_scales(features)
+        bins = bin_of(log_age - log_scale, self.low)
+        paths = self._classes[used]
+        if not self.scaled:
+            classes = self._fit_risk(features, bins, ended)
+            paths = np.concatenate([classes[:, None] // 2, classes[:, None], paths], axis=1)
+        self.tables, rows = build_tables(paths, bins, ended, self._prior, self.low, MAX_ROWS)
+        return self._owner[used][going_on], rows[going_on], log_scale[going_on]
+
+    def _fit_scale(self, features: Floats, log_gap: Floats) -> None:
+        if len(log_gap):
+            self.mean_log = float(log_gap.mean())
+        if len(log_gap) < FEWEST_FOR_SCALE:
+            return
+        ridge = np.full(NUM_FEATURES, RIDGE)
+        ridge[0] = 1e-3
+        weights: Floats = np.linalg.solve(features.T @ features + np.diag(ridge), features.T @ log_gap)
+        self._weights = weights
+
+    def _log_scales(self, features: Floats) -> Floats:
+        if self._weights is None:
+            return np.full(len(features), self.mean_log)
+        scales: Floats = np.clip(features @ self._weights, *LOG_SCALE_BOUNDS)
+        return scales
+
+    def _fit_risk(self, features: Floats, bins: Ints, ended: npt.NDArray[np.bool_]) -> Ints:
+        """Two Newton steps from the last fit; class of each wait by its risk."""
+        if np.count_nonzero(ended) < FEWEST_FOR_RISK:
+            return np.zeros(len(bins), np.int64)
+        exposure = _baseline_exposure(bins, ended)
+        for _ in range(2):
+            expected = exposure * np.exp(np.clip(features @ self._risk, *LOG_RISK_BOUNDS))
+            gradient = features.T @ (ended - expected) - RIDGE_RISK * self._risk
+            curvature = (features * expected[:, None]).T @ features + RIDGE_RISK * np.eye(NUM_FEATURES)
+            self._risk += np.clip(np.linalg.solve(curvature, gradient), -1.0, 1.0)
+        score = np.clip(features @ self._risk, *LOG_RISK_BOUNDS)
+        shares = np.arange(1, NUM_RISK_CLASSES) / NUM_RISK_CLASSES
+        self._risk_cuts = np.quantile(score, shares)
+        return np.searchsorted(self._risk_cuts, score)
+
+
+def _baseline_exposure(bins: Ints, ended: npt.NDArray[np.bool_]) -> Floats:
+    """Cumulative hazard, all waits alike, up to where each has come."""
+    num_bins = len(edges(0.0)) - 1
+    ends = np.bincount(bins, ended, num_bins)
+    every = np.bincount(bins, minlength=num_bins)
+    at_risk = np.cumsum(every[::-1])[::-1] - 0.5 * every
+    hazard = np.divide(ends, at_risk, out=np.zeros(num_bins), where=at_risk > 0)
+    cumulative = np.concatenate([[0.0], np.cumsum(hazard)])
+    exposure: Floats = np.where(ended, cumulative[bins + 1], 0.5 * (cumulative[bins] + cumulative[bins + 1]))
+    return exposure

@@ -1,0 +1,154 @@
+"""Hazard tables: how likely a wait ends in the next moment, given how long it has lasted.
+
+Time is divided into bins of equal width in the logarithm. Waits are sorted into a tree of ever finer classes; where a
+class has seen little, its table is that of its parent. Waits that have not ended count as far as they have come.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash2.policy.index import hit_density
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+NUM_BINS = 96
+BIN_WIDTH = 0.15
+"""In the natural logarithm of time: each bin is a sixth longer than the one before, 96 of them span 1 : 1,800,000."""
+SHRINKAGE = 1.5
+"""Ends of waits by which a class must outweigh its parent."""
+PRIOR_WEIGHT = 2.0
+"""The same for the first class of all and what is assumed before anything was seen."""
+SMOOTHING = 3
+"""Passes of averaging neighbouring bins."""
+LARGEST_HAZARD = 0.999
+RADIX = 64
+"""Classes of one level, the unknown one included."""
+
+
+def bin_of(log_time: Floats, low: float) -> Ints:
+    """int64 ``[n]``: bin of each ``log_time``; ``low`` is where the first bin begins."""
+    bins: Ints = np.clip((log_time - low) / BIN_WIDTH, 0.0, NUM_BINS - 1).astype(np.int64)
+    return bins
+
+
+def edges(low: float) -> Floats:
+    """float64 ``[NUM_BINS + 1]``: where the bins begin and end, in time; the first begins at 0."""
+    at = np.exp(low + BIN_WIDTH * np.arange(NUM_BINS + 1))
+    at[0] = 0.0
+    return at
+
+
+def assumed_hazard(low: float, share: float, median: float, sigma: float) -> Floats:
+    """Hazard ``[NUM_BINS]`` of waits of which a share ends, after a log-normal time, and the others never do."""
+    at = edges(low)
+    deviations = [(math.log(max(time, 1e-300) / median)) / (sigma * math.sqrt(2.0)) for time in at.tolist()]
+    ended = share * 0.5 * np.array([math.erfc(-deviation) for deviation in deviations])
+    hazard: Floats = np.maximum(np.diff(ended) / (1.0 - ended[:-1]), 1e-5)
+    return hazard
+
+
+@dataclass(frozen=True, slots=True)
+class HazardTables:
+    """Tables of all classes of one tree; row 0 is the root.
+
+    Attributes:
+        rows: row by packed path, see ``pack``.
+        index: float32 ``[rows, NUM_BINS]``, best ratio of expected ends to expected waiting from a bin on.
+        log_survival: float32 ``[rows, NUM_BINS + 1]``, log probability that a wait reaches each edge.
+    """
+
+    rows: dict[int, int]
+    index: npt.NDArray[np.float32]
+    log_survival: npt.NDArray[np.float32]
+
+    def row_of(self, path: tuple[int, ...]) -> int:
+        """Row of the finest known class on a path."""
+        packed, row = 1, 0
+        for part in path:
+            packed = packed * RADIX + part
+            found = self.rows.get(packed)
+            if found is None:
+                return row
+            row = found
+        return row
+
+
+def pack(paths: Ints) -> list[Ints]:
+    """Packed paths of each level, for int64 ``[n, levels]`` with values below ``RADIX``."""
+    packed = np.ones(len(paths), np.int64)
+    levels = []
+    for level in range(paths.shape[1]):
+        packed = packed * RADIX + paths[:, level]
+        levels.append(packed)
+    return levels
+
+
+def build_tables(
+    paths: Ints, bins: Ints, ended: npt.NDArray[np.bool_], prior: Floats, low: float, max_rows: int
+) -> tuple[HazardTables, Ints]:
+    """Tables from what was seen.
+
+    Args:
+        paths: ``[n, levels]``, class of each wait at each level below the root, from coarse to fine.
+        bins: ``[n]``, where each wait has ended or has come to.
+        ended: ``[n]``; the others are still waiting.
+        prior: ``[NUM_BINS]``, hazard assumed before anything is seen.
+        low: where the first bin begins, in the logarithm.
+        max_rows: classes at most; finer levels are left out where they would be more.
+
+    Returns:
+        The tables and, int64 ``[n]``, the row of each wait.
+    """
+    node = np.zeros(len(bins), np.int64)
+    rows: dict[int, int] = {}
+    hazards = [_shrunk(*_counts(node, bins, ended, 1), prior[None, :], PRIOR_WEIGHT)]
+    first_row = 0
+    leaf = node
+    for packed in pack(paths):
+        names, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
+        total = sum(len(level) for level in hazards)
+        if total + len(names) > max_rows:
+            break
+        parents = node[first]
+        hazards.append(_shrunk(*_counts(inverse, bins, ended, len(names)), hazards[-1][parents], SHRINKAGE))
+        first_row = total
+        rows.update(zip(names.tolist(), range(total, total + len(names)), strict=True))
+        node = inverse
+        leaf = node + first_row
+    return tables_from(np.concatenate(hazards), low, rows), leaf
+
+
+def tables_from(hazard: Floats, low: float, rows: dict[int, int]) -> HazardTables:
+    """Tables for hazards ``[rows, NUM_BINS]``."""
+    log_survival = np.zeros((len(hazard), NUM_BINS + 1), np.float32)
+    np.cumsum(np.log1p(-hazard), axis=1, out=log_survival[:, 1:])
+    return HazardTables(rows, hit_density(hazard, edges(low)).astype(np.float32), log_survival)
+
+
+def _counts(node: Ints, bins: Ints, ended: npt.NDArray[np.bool_], num_nodes: int) -> tuple[Floats, Floats]:
+    """Ends and waits at risk, ``[nodes, NUM_BINS]`` each; a wait that goes on counts half in the bin it is in."""
+    cell = node * NUM_BINS + bins
+    size = num_nodes * NUM_BINS
+    ends: Floats = np.bincount(cell, ended, size).reshape(num_nodes, NUM_BINS)
+    waiting: Floats = np.bincount(cell, ~ended, size).reshape(num_nodes, NUM_BINS)
+    at_risk: Floats = np.cumsum((ends + waiting)[:, ::-1], axis=1)[:, ::-1] - 0.5 * waiting
+    return _smooth(ends), _smooth(at_risk)
+
+
+def _smooth(counts: Floats) -> Floats:
+    for _ in range(SMOOTHING):
+        padded = np.concatenate([counts[:, :1], counts, counts[:, -1:]], axis=1)
+        counts = 0.25 * padded[:, :-2] + 0.5 * padded[:, 1:-1] + 0.25 * padded[:, 2:]
+    return counts
+
+
+def _shrunk(ends: Floats, at_risk: Floats, parent: Floats, weight: float) -> Floats:
+    """The parent's hazard times observed over expected ends, both raised by ``weight``."""
+    hazard: Floats = np.minimum(LARGEST_HAZARD, parent * (ends + weight) / (at_risk * parent + weight))
+    return hazard

@@ -1,0 +1,147 @@
+"""What is expected of each session at this moment: value of a place and probability of a use, for whole arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash2.policy.gaps import MAX_ROWS, SHORTEST_S, GapModel
+from dflash2.policy.hazard import BIN_WIDTH, NUM_BINS, Floats, HazardTables, Ints
+
+Rows = npt.NDArray[np.int64]
+
+
+class Outlook:
+    """Tables of all models side by side, and for each session the table, the scale and the time it goes by.
+
+    Args:
+        models: of the sessions' waits.
+        num_sessions: rows.
+        touch_low: where the bins of the table for shared blocks begin; it has a region of its own behind the models'.
+    """
+
+    def __init__(self, models: list[GapModel], num_sessions: int, touch_low: float) -> None:
+        regions = len(models) + 1
+        self._models = models
+        self._index = np.zeros((regions * MAX_ROWS, NUM_BINS), np.float32)
+        self._log_survival = np.zeros((regions * MAX_ROWS, NUM_BINS + 1), np.float32)
+        self._touch_base = self._paused_row = len(models) * MAX_ROWS
+        self._touch_low = touch_low
+        self._lows = np.array([model.low for model in models])
+        self._model = np.zeros(num_sessions, np.int16)
+        self._row = np.zeros(num_sessions, np.int32)
+        self._log_scale = np.zeros(num_sessions)
+        self._start = np.zeros(num_sessions)
+        for number, model in enumerate(models):
+            self._store(number, model.tables)
+
+    def set_session(self, session: int, model: int, row: int, log_scale: float, start_s: float) -> None:
+        """A wait of a session begins: it goes by this row of the model's tables from ``start_s`` on."""
+        self._model[session] = model
+        self._row[session] = model * MAX_ROWS + row
+        self._log_scale[session] = log_scale
+        self._start[session] = start_s
+
+    def replace(self, model: int, tables: HazardTables, owners: Ints, rows: Ints, log_scales: Floats) -> None:
+        """A model has learned: new tables, and where in them each of its sessions stands now.
+
+        Sessions of the model that it has forgotten go by all classes together.
+        """
+        self._store(model, tables)
+        members = np.flatnonzero(self._model == model)
+        self._row[members] = model * MAX_ROWS
+        current = self._model[owners] == model
+        self._row[owners[current]] = model * MAX_ROWS + rows[current]
+        self._log_scale[owners[current]] = log_scales[current]
+
+    def replace_touch(self, shared: HazardTables, paused: HazardTables) -> None:
+        """The same for blocks that no session's return decides about: shared ones, and those of paused requests."""
+        self._put(self._touch_base, shared)
+        self._paused_row = self._touch_base + len(shared.index)
+        self._put(self._paused_row, paused)
+
+    def paused_value(self, touched_s: Floats, now: float) -> Floats:
+        """As ``session_value``, for blocks of paused requests, given when each was used last."""
+        at, _ = self._touch_position(touched_s, now)
+        value: Floats = self._index[self._paused_row, at.astype(np.int64)].astype(np.float64)
+        return value
+
+    def paused_chance(self, touched_s: Floats, now: float, horizon_s: float) -> Floats:
+        """As ``session_chance``, for the same."""
+        at, age = self._touch_position(touched_s, now)
+        return self._chance(np.full(len(at), self._paused_row), at, self._touch_bins(age + horizon_s))
+
+    def session_value(self, sessions: Rows, now: float) -> Floats:
+        """Expected uses per second of holding, best horizon, float64 ``[n]``."""
+        row, at, log_scale, _ = self._position(sessions, now)
+        value: Floats = np.exp(-log_scale)
+        value *= self._index[row, at.astype(np.int64)]
+        return value
+
+    def session_chance(self, sessions: Rows, now: float, horizon_s: float) -> Floats:
+        """Probability of a use within ``horizon_s``, float64 ``[n]``."""
+        row, at, log_scale, age = self._position(sessions, now)
+        later = self._bins(np.log(age + horizon_s) - log_scale, row)
+        return self._chance(row, at, later)
+
+    def touch_value(self, numbers: Rows, touched_s: Floats, now: float) -> Floats:
+        """As ``session_value``, for classes of shared blocks."""
+        at, _ = self._touch_position(touched_s, now)
+        value: Floats = self._index[self._touch_base + 1 + numbers, at.astype(np.int64)].astype(np.float64)
+        return value
+
+    def touch_chance(self, numbers: Rows, touched_s: Floats, now: float, horizon_s: float) -> Floats:
+        """As ``session_chance``, for classes of shared blocks."""
+        at, age = self._touch_position(touched_s, now)
+        return self._chance(self._touch_base + 1 + numbers, at, self._touch_bins(age + horizon_s))
+
+    def describe(self, session: int, now: float) -> dict[str, float | str]:
+        """For people: how long it has waited and what is usual."""
+        model = self._models[int(self._model[session])]
+        return {
+            "waiting_s": round(max(0.0, now - float(self._start[session])), 3),
+            "predicted_gap_s": round(float(np.exp(self._log_scale[session])), 3) if model.scaled else "not predicted",
+            "class": int(self._row[session]) % MAX_ROWS,
+        }
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _store(self, model: int, tables: HazardTables) -> None:
+        self._put(model * MAX_ROWS, tables)
+
+    def _put(self, base: int, tables: HazardTables) -> None:
+        self._index[base : base + len(tables.index)] = tables.index
+        self._log_survival[base : base + len(tables.index)] = tables.log_survival
+
+    def _position(self, sessions: Rows, now: float) -> tuple[Rows, Floats, Floats, Floats]:
+        """Row of the tables, place in it (a fraction of bins), log scale and age."""
+        row = self._row[sessions].astype(np.int64)
+        log_scale = self._log_scale[sessions]
+        age = np.maximum(now - self._start[sessions], SHORTEST_S)
+        return row, self._bins(np.log(age) - log_scale, row), log_scale, age
+
+    def _bins(self, log_time: Floats, row: Rows) -> Floats:
+        low = self._lows[row // MAX_ROWS]
+        at: Floats = np.clip((log_time - low) / BIN_WIDTH, 0.0, NUM_BINS - 1e-6)
+        return at
+
+    def _touch_position(self, touched_s: Floats, now: float) -> tuple[Floats, Floats]:
+        """Place in a table of touches, and age."""
+        age = np.maximum(now - touched_s, SHORTEST_S)
+        return self._touch_bins(age), age
+
+    def _touch_bins(self, age: Floats) -> Floats:
+        at: Floats = np.clip((np.log(age) - self._touch_low) / BIN_WIDTH, 0.0, NUM_BINS - 1e-6)
+        return at
+
+    def _chance(self, row: Rows, at: Floats, later: Floats) -> Floats:
+        chance: Floats = -np.expm1(self._log_reach(row, later) - self._log_reach(row, at))
+        return np.clip(chance, 0.0, 1.0)
+
+    def _log_reach(self, row: Rows, at: Floats) -> Floats:
+        """Log probability of waiting so long, between the edges of bins by interpolation."""
+        begin = at.astype(np.int64)
+        part = at - begin
+        low, high = self._log_survival[row, begin], self._log_survival[row, begin + 1]
+        reach: Floats = part * (high - low).astype(np.float64)
+        return reach + low
