@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash2.monitoring.counters import CacheCounters
+from dflash2.pools.faultlog import FaultLog
 from dflash2.table.page_table import BlockState, PageTable
 from dflash2.table.prefix_index import PrefixIndex
 from dflash2.transfer.base import Completion, CopyJob, LayerWatcher, TransferEngine
@@ -64,6 +65,7 @@ class Mover:
         self._moves: dict[int, _Move] = {}
         self._leaving = dict.fromkeys(Tier, 0)
         self._retry_at = dict.fromkeys(Tier, 0.0)
+        self._faults = FaultLog(logger)
 
     @property
     def num_in_flight(self) -> int:
@@ -234,13 +236,9 @@ class Mover:
         for block_id in lost:
             if table.state[block_id] == BlockState.PUBLISHED:
                 self._reap(np.array(self._index.unpublish(int(block_id)), np.int32))
-        logger.warning(
-            "%d of %d blocks could not be copied from %s to %s; %d of them have no copy left and will be recomputed",
-            len(failed),
-            len(job.src_slots),
-            job.src.label,
-            job.dst.label,
-            len(lost),
+        self._faults.report(
+            f"copy from {job.src.label} to {job.dst.label} failed",
+            f"{len(failed)} of {len(job.src_slots)} blocks; {len(lost)} have no copy left and will be recomputed",
         )
 
     def _count(self, num: int, src: Tier, dst: Tier) -> None:
