@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dflash2 import __version__
-from dflash2.commands import bench, config, demo, doctor, plan, replay, serve, top, tune
+from dflash2.commands import bench, blocks, config, demo, doctor, plan, replay, serve, top, tune
 from dflash2.errors import ConfigError, DFlash2Error
 
 _NAME_NOTE = (
@@ -28,7 +28,7 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: tuple[Command, ...] = (serve, demo, bench, replay, tune, top, doctor, plan, config)
+COMMANDS: tuple[Command, ...] = (serve, demo, bench, replay, tune, top, blocks, doctor, plan, config)
 """In the order in which ``--help`` lists them. A new sub-command is its module, named here."""
 
 

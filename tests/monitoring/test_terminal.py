@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.monitoring.live import living
 
 from dflash2.cli import main
-from dflash2.commands.top import fetch, stats_url
+from dflash2.commands.top import fetch, route_url
 from dflash2.monitoring.standalone import MonitorServer
 from dflash2.monitoring.terminal import screen, size
 
@@ -33,6 +33,19 @@ def test_it_shows_the_figures_of_the_runtime(tmp_path: Path, capsys: pytest.Capt
         server.close()
     assert re.search(rf"blocks swapped in\s+{counters['swap_in_blocks']:,}\b", shown)
     assert "enabled" in shown and "of 64" in shown and "health" in shown
+
+
+def test_blocks_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    with living(tmp_path) as live:
+        live.until(lambda: live.num_turns > 10)
+        live.hold_still()
+        server = MonitorServer(live.runtime.observer)
+        assert main(["blocks", "--url", server.url, "--count", "2"]) == 0
+        server.close()
+    shown = capsys.readouterr().out
+    assert shown.count("hottest") == shown.count("coldest") == 1
+    assert len(re.findall(r"│ +\d+ │ +[01]\.\d\d │", shown)) == 4 and shown.count("why") == 2
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -60,7 +73,7 @@ def test_sizes(value: float, text: str) -> None:
 
 def test_the_address_of_the_server_or_of_its_page_will_do() -> None:
     for url in ("http://h:1", "http://h:1/", "http://h:1/dflash2/", "http://h:1/dflash2"):
-        assert stats_url(url) == "http://h:1/dflash2/stats"
+        assert route_url(url, "stats") == "http://h:1/dflash2/stats"
 
 
 def test_a_missing_key_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,10 +81,10 @@ def test_a_missing_key_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str
         server = MonitorServer(live.runtime.observer, token="t")
         assert main(["top", "--once", "--url", server.url]) == 1
         assert "--token" in capsys.readouterr().err
-        assert fetch(stats_url(server.url), "t")["enabled"] is True
+        assert fetch(route_url(server.url, "stats"), "t")["enabled"] is True
         server.close()
 
 
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--once", "--url", "http://127.0.0.1:9"]) == 1
-    assert "no statistics from" in capsys.readouterr().err
+    assert "no answer from" in capsys.readouterr().err

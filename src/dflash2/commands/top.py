@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     from dflash2.monitoring.terminal import screen
 
-    url = stats_url(args.url)
+    url = route_url(args.url, "stats")
     token = args.token or os.environ.get(KEY_VARIABLE) or None
     now = fetch(url, token)
     console = Console()
@@ -55,24 +55,24 @@ def run(args: argparse.Namespace) -> int:
             live.update(screen(now, before, args.url), refresh=True)
 
 
-def stats_url(url: str) -> str:
-    """Where a server, or its page, has its statistics."""
-    return f"{url.rstrip('/').removesuffix('/dflash2')}/dflash2/stats"
+def route_url(url: str, route: str) -> str:
+    """Where a server, named by its own address or by that of its page, has what is below ``/dflash2/``."""
+    return f"{url.rstrip('/').removesuffix('/dflash2')}/dflash2/{route}"
 
 
 def fetch(url: str, token: str | None) -> dict[str, Any]:
-    """The statistics. Raises DFlash2Error with what is wrong."""
+    """What a route answers. Raises DFlash2Error with what is wrong."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         request = urllib.request.Request(url, headers=headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            stats: dict[str, Any] = json.load(answer)
+            found: dict[str, Any] = json.load(answer)
     except urllib.error.HTTPError as error:
         hint = f"; give its key with --token or {KEY_VARIABLE}" if error.code == 401 else ""
         raise DFlash2Error(f"{url} answers {error.code} {error.reason}{hint}") from error
     except (OSError, ValueError) as error:
-        raise DFlash2Error(f"no statistics from {url}: {error}") from error
-    return stats
+        raise DFlash2Error(f"no answer from {url}: {error}") from error
+    return found
 
 
 def _seconds(text: str) -> float:

@@ -24,6 +24,8 @@ class Mailbox(Generic[Owner]):
         """Leave a question; from any thread. Cancelling the future withdraws it."""
         future: Future[T] = Future()
         with self._lock:
+            while self._questions and self._questions[0][1].cancelled():
+                self._questions.popleft()  # an owner that never comes by again must not make this grow
             self._questions.append((question, future))
         return future
 
