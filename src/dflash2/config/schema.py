@@ -142,6 +142,37 @@ class PipelineConfig(Section):
     """Requests being made ready; more are refused with 429."""
 
 
+class LoraConfig(Section):
+    """LoRA adapters of the reference engine. Without any key here no memory is taken for them."""
+
+    adapters: dict[str, str] = {}
+    """Adapters that are there from the start: name to absolute path of a folder that peft wrote."""
+    directory: str | None = None
+    """Absolute path of the folder from which clients may load adapters while the server runs. Absent: from none."""
+    max_loaded: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Adapters on the device at a time. Their memory is taken at start, beside the weights (``hbm_reserve_mb``)."""
+    max_rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Largest rank."""
+    dram_capacity_mb: Mebibytes = 1024
+    """Copies of adapters in DRAM, beside ``memory.dram_capacity_mb``; it grows to this as they are used."""
+
+    @field_validator("directory")
+    @classmethod
+    def _absolute_directory(cls, value: str | None) -> str | None:
+        return value if value is None else _absolute_path(value)
+
+    @field_validator("adapters")
+    @classmethod
+    def _absolute_adapters(cls, value: dict[str, str]) -> dict[str, str]:
+        return {name: _absolute_path(path) for name, path in value.items()}
+
+
+def _absolute_path(path: str) -> str:
+    if not path.startswith("/") or "\0" in path or not _is_unicode(path):
+        raise ValueError(f'"{path}" is no absolute path')
+    return path
+
+
 class Config(Section):
     """The whole file, as it was written; what it means on a machine is ``dflash2.config.effective``."""
 
@@ -157,3 +188,4 @@ class Config(Section):
     policy: PolicyConfig = PolicyConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    lora: LoraConfig = LoraConfig()

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+import torch
+
 from dflash2.build import create_runtime
-from dflash2.config import Config, load_config
+from dflash2.config import Config, LoraConfig, load_config
+from dflash2.engine.adapters import Adapters
 from dflash2.engine.engine import ReferenceEngine
+from dflash2.engine.lora_layers import LoraLayers
 from dflash2.engine.model_loader import LoadedModel, load_model
 from dflash2.engine.model_runner import ModelRunner
 from dflash2.engine.recompute_scheduler import RecomputeScheduler
 from dflash2.engine.scheduler import SchedulerLimits
 from dflash2.engine.swap_scheduler import SwapScheduler
 from dflash2.errors import ConfigError
+from dflash2.pipeline.adapter_cache import AdapterCache
+from dflash2.pipeline.adapter_loader import ThreadLoader
+from dflash2.pipeline.adapter_registry import AdapterRegistry
 from dflash2.table.keys import KeyNamespace
+from dflash2.types import MIB
+
+logger = logging.getLogger(__name__)
 
 
 def create_engine(
@@ -22,6 +33,7 @@ def create_engine(
     dtype: str = "auto",
     max_context_tokens: int | None = None,
     device: str = "cpu",
+    lora: LoraConfig | None = None,
 ) -> ReferenceEngine:
     """Load a model and build an engine for it.
 
@@ -31,11 +43,14 @@ def create_engine(
         dtype: of weights and KV, such as ``float32``; ``auto`` is float32 on a CPU and bfloat16 elsewhere.
         max_context_tokens: cap on prompt plus output; None: the model's own.
         device: torch device.
+        lora: in place of what the file says about adapters.
 
     Raises:
         ConfigError, CapacityError, StorageError, ModelError: with what to do.
     """
     config = Config(enable=True) if config_path is None else load_config(config_path)
+    if lora is not None:
+        config = config.model_copy(update={"lora": lora})
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     return assemble_engine(load_model(model, dtype=dtype, device=device), config, max_context_tokens)
@@ -65,12 +80,45 @@ def assemble_engine(loaded: LoadedModel, config: Config, max_context_tokens: int
         scheduling.quantum_tokens,
         scheduling.admission_timeout_s,
     )
+    lora = _lora_layers(loaded, config)
     scheduler = SwapScheduler if config.enable else RecomputeScheduler
     return ReferenceEngine(
         runtime,
-        ModelRunner(loaded.model, runtime.hbm_tensor, layout),
+        ModelRunner(loaded.model, runtime.hbm_tensor, layout, lora),
         scheduler(runtime, limits),
         max_context_tokens=context,
         eos_token_ids=frozenset(loaded.eos_token_ids),
         vocab_size=loaded.vocab_size,
+        adapters=None if lora is None else _adapters(lora, config),
     )
+
+
+def _lora_layers(loaded: LoadedModel, config: Config) -> LoraLayers | None:
+    """Room for adapters on the device, if the configuration speaks of any."""
+    lora = config.lora
+    if not lora.adapters and lora.directory is None:
+        return None
+    return LoraLayers(loaded.model, lora.max_loaded, lora.max_rank, getattr(torch, loaded.dtype))
+
+
+def _adapters(lora: LoraLayers, config: Config) -> Adapters:
+    """The adapters of the configuration, checked.
+
+    Raises:
+        ModelError, RequestError: one of them cannot be used.
+    """
+    settings = config.lora
+    folder = None if settings.directory is None else Path(settings.directory)
+    registry = AdapterRegistry(lora.targets, settings.max_rank, folder)
+    for name, path in settings.adapters.items():
+        registry.add(name, Path(path))
+    logger.info(
+        "LoRA: room for %d adapters up to rank %d on the device (%.1f MB), %d MiB of DRAM; %d registered",
+        settings.max_loaded,
+        settings.max_rank,
+        lora.num_bytes / 1e6,
+        settings.dram_capacity_mb,
+        len(settings.adapters),
+    )
+    cache = AdapterCache(settings.max_loaded, settings.dram_capacity_mb * MIB, ThreadLoader(lora.fill))
+    return Adapters(registry, cache)
