@@ -52,6 +52,7 @@ class FakeEngine:
     running: dict[str, _Running] = field(default_factory=dict)
     added: list[GenerationRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    ended_answers: list[tuple[str, int]] = field(default_factory=list)
     num_steps: int = 0
     num_idle: int = 0
     num_stats: int = 0
@@ -75,8 +76,11 @@ class FakeEngine:
         self.added.append(request)
         self.running[request.request_id] = _Running(request, self.script(request), num_cached)
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, index: int | None = None) -> None:
         self._called()
+        if index is not None:
+            self.ended_answers.append((request_id, index))
+            return
         self.cancelled.append(request_id)
         gone = self.running.pop(request_id, None)
         if gone is not None:

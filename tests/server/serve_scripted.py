@@ -15,6 +15,7 @@ from tests.engine.fake_engine import FakeEngine, echo, says
 from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
 
 from dflash2.cli import main
+from dflash2.config import LoraConfig
 
 
 @dataclass
@@ -29,9 +30,12 @@ class ScriptedRuntime:
 @dataclass
 class ScriptedEngine(FakeEngine):
     runtime: Any = None
+    adapters: None = None
 
 
-def create_engine(model: str, config: Path | None, dtype: str, max_context: int | None, device: str) -> ScriptedEngine:
+def create_engine(
+    model: str, config: Path | None, dtype: str, max_context: int | None, device: str, lora: LoraConfig
+) -> ScriptedEngine:
     print(f"loading {model} {dtype} {max_context} {device}", flush=True)
     return ScriptedEngine(
         script=says(97, RuntimeError("device lost")) if model == "breaks" else echo,

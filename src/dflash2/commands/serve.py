@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dflash2.errors import DFlash2Error
 
 if TYPE_CHECKING:
-    from dflash2.config import Config
+    from dflash2.config import Config, LoraConfig
     from dflash2.server.context import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FILE",
         help="append traffic to it, for `dflash2 replay`: hashes of prompts, no text",
     )
+    parser.add_argument(
+        "--lora",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=PATH",
+        help="adapters that requests may name as their model, beside those of the configuration",
+    )
+    parser.add_argument(
+        "--lora-dir", type=Path, metavar="DIR", help="folder from which clients may load adapters (default: from none)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -74,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         0 after an orderly stop, 1 if the engine failed or could not be closed.
 
     Raises:
-        ConfigError: the configuration file is missing or invalid.
+        ConfigError: the configuration file is missing or invalid, or an adapter of the command line.
         DFlash2Error: the address is taken, the file for ``--record`` cannot be opened, or the model cannot be loaded.
     """
     from dflash2.config import Config, first_generation_leftovers, load_config
@@ -89,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
         logger.warning("dflash2_doctor %s", line)
     template = None if args.chat_template is None else _read_template(args.chat_template)
     settings = make_settings(args, config)
+    lora = with_adapters(config.lora, args.lora, args.lora_dir)
     recorder = None if args.record is None else TrafficRecorder(args.record, config.kv_block.block_size)
     with _listen(args.host, args.port) as listener:
         if settings.api_key is None and not _is_loopback(listener):
@@ -102,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         # In a thread that ends, and its OpenMP workers with it: kept, they would slow the engine's own thread down.
         with ThreadPoolExecutor(1, thread_name_prefix="dflash2-loading") as loading:
             engine = loading.submit(
-                create_engine, args.model, args.config, args.dtype, args.max_context, args.device
+                create_engine, args.model, args.config, args.dtype, args.max_context, args.device, lora
             ).result()
         print(engine.runtime.startup_line(), flush=True)
         return serve(
@@ -111,11 +123,34 @@ def run(args: argparse.Namespace) -> int:
             settings,
             listener,
             template,
+            adapters=engine.adapters,
             observer=engine.runtime.observer,
             recorder=recorder,
             page_locked=args.device.startswith("cuda"),
             access_log=args.access_log,
         )
+
+
+def with_adapters(lora: LoraConfig, named: list[str], folder: Path | None) -> LoraConfig:
+    """The configuration's adapters and those of the command line.
+
+    Raises:
+        ConfigError: one of these is not NAME=PATH, or its name is given twice.
+    """
+    from dflash2.errors import ConfigError
+
+    adapters = dict(lora.adapters)
+    for text in named:
+        name, separator, path = text.partition("=")
+        if not (separator and name and path):
+            raise ConfigError(f"--lora takes NAME=PATH, not {text!r}")
+        if name in adapters:
+            raise ConfigError(f"--lora: the name {name!r} is given twice")
+        adapters[name] = str(Path(path).absolute())
+    changes: dict[str, object] = {"adapters": adapters}
+    if folder is not None:
+        changes["directory"] = str(folder.absolute())
+    return lora.model_copy(update=changes)
 
 
 def make_settings(args: argparse.Namespace, config: Config) -> ServerSettings:

@@ -10,13 +10,15 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from dflash2.engine.base import Engine, GenerationRequest, TokenOutput
 from dflash2.errors import CapacityError, EngineStopped, ModelError, RequestError
 from dflash2.pipeline.handoff import TokenSpan
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EMPTY_STEP_PAUSE_S = 0.001
 """Pause after a step that did nothing (every request waits for admission or for a transfer), so as not to spin."""
@@ -62,6 +64,7 @@ class AsyncEngine:
         self._drained = asyncio.Event()
         self._last_stats: dict[str, Any] = {}
         self._stats_waiters: list[asyncio.Future[dict[str, Any]]] = []
+        self._errands: set[asyncio.Future[Any]] = set()
         # Shared, guarded by the condition.
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -143,6 +146,40 @@ class AsyncEngine:
                 self._submit(partial(self._engine.cancel, request.request_id))
             if not self._streams:
                 self._drained.set()
+
+    def end_answer(self, request_id: str, index: int) -> None:
+        """End one answer of a request, whose others go on; without effect on what has ended."""
+        self._submit(partial(self._engine.cancel, request_id, index))
+
+    async def between_steps(self, work: Callable[[], T]) -> T:
+        """Have the engine's thread do something short between two steps; its result or what it raised.
+
+        Raises:
+            EngineStopped: the engine is not running, or stopped before it came to this.
+        """
+        self._check_running()
+        result: asyncio.Future[T] = self._loop.create_future()
+        self._errands.add(result)
+
+        def settle(value: T | None, error: Exception | None) -> None:
+            self._errands.discard(result)
+            if result.done():
+                return
+            if error is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(value)  # type: ignore[arg-type]
+
+        def run() -> None:
+            try:
+                value = work()
+            except Exception as error:  # noqa: BLE001 - raised again where it is awaited
+                self._call_loop(settle, None, error)
+            else:
+                self._call_loop(settle, value, None)
+
+        self._submit(run)
+        return await result
 
     async def stats(self) -> dict[str, Any]:
         """The engine's statistics, taken between two steps.
@@ -230,6 +267,9 @@ class AsyncEngine:
         self._failure = failure
         self._state = EngineState.CLOSED if failure is None else EngineState.DEAD
         self._end_streams("the engine is closed" if failure is None else f"the engine failed: {failure!r}")
+        for result in self._errands:
+            if not result.done():
+                result.set_exception(EngineStopped("the engine stopped"))
         self._set_stats(self._last_stats)
 
     def _submit(self, command: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,10 +14,16 @@ from dflash2.engine.beam import Beam, BeamSearch, Candidates, Hypothesis
 from dflash2.engine.logprobs import candidates, token_logprobs
 from dflash2.engine.request_state import RequestState
 from dflash2.engine.sampling import SampleResult, branch_seed, sample
-from dflash2.engine.scheduler import Scheduler
 from dflash2.errors import ModelError
 
 GapWatcher = Callable[[list[str], list[float]], None]
+Fork = Callable[[RequestState, int], RequestState]
+
+
+class Remove(Protocol):
+    """Takes a branch out of the engine."""
+
+    def __call__(self, state: RequestState, *, is_last: bool) -> None: ...
 
 
 class Branches:
@@ -64,12 +71,14 @@ class Brancher:
     that a fork has all of its past.
 
     Args:
-        scheduler: forks and removes states.
+        fork: a second branch of a state, with the given index.
+        remove: takes a branch out of the engine and is told whether it was the request's last.
         groups: all requests of the engine, by id; requests that end are taken out.
     """
 
-    def __init__(self, scheduler: Scheduler, groups: dict[str, Branches]) -> None:
-        self._scheduler = scheduler
+    def __init__(self, fork: Fork, remove: Remove, groups: dict[str, Branches]) -> None:
+        self._fork_state = fork
+        self._remove = remove
         self._groups = groups
         self.on_gaps: GapWatcher | None = None
 
@@ -145,7 +154,7 @@ class Brancher:
         return outputs
 
     def _fork(self, group: Branches, state: RequestState) -> RequestState:
-        twin = self._scheduler.fork(state, group.num_begun)
+        twin = self._fork_state(state, group.num_begun)
         group.num_begun += 1
         group.live.append(twin)
         return twin
@@ -197,9 +206,9 @@ class Brancher:
         return outputs
 
     def _leave(self, state: RequestState) -> None:
-        self._scheduler.remove(state)
         group = self._groups[state.request_id]
         group.live.remove(state)
+        self._remove(state, is_last=not group.live)
         group.candidates.pop(state, None)
         group.scores.pop(state, None)
         if not group.live:

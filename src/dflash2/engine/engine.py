@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from dflash2.cache.sequence import Sequence
+from dflash2.engine.adapters import Adapters
 from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
 from dflash2.engine.branches import Brancher, Branches, GapWatcher
 from dflash2.engine.model_runner import ModelRunner
 from dflash2.engine.request_state import RequestState
 from dflash2.engine.scheduler import Scheduler
-from dflash2.errors import RequestError
+from dflash2.errors import QueueFull, RequestError
 from dflash2.monitoring.latency import RequestLatencies
+from dflash2.pipeline.adapter_file import AdapterSpec
 from dflash2.runtime import Runtime
 from dflash2.types import IntArray
 
@@ -29,6 +31,7 @@ class ReferenceEngine:
         max_context_tokens: prompt and output of a request together.
         eos_token_ids: tokens that end an answer.
         vocab_size: token ids are below this.
+        adapters: LoRA adapters that requests may name; None: the base model only.
     """
 
     def __init__(
@@ -40,17 +43,21 @@ class ReferenceEngine:
         max_context_tokens: int,
         eos_token_ids: frozenset[int],
         vocab_size: int,
+        adapters: Adapters | None = None,
     ) -> None:
         self.runtime = runtime
+        self.adapters = adapters
         self.max_context_tokens = max_context_tokens
         self._runner = runner
         self._scheduler = scheduler
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
         self._groups: dict[str, Branches] = {}
-        self._brancher = Brancher(scheduler, self._groups)
+        self._brancher = Brancher(scheduler.fork, self._remove, self._groups)
         self._latencies = RequestLatencies()
         runtime.stats_of.update(scheduler=scheduler.stats, latency=self._latencies.as_dict)
+        if adapters is not None:
+            runtime.stats_of["adapters"] = lambda: adapters.stats(runtime.clock())
         self._closed = False
 
     @property
@@ -72,6 +79,7 @@ class ReferenceEngine:
         if request.request_id in self._groups:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         _check_prompt(request.token_ids, self._vocab_size, self.max_context_tokens)
+        adapter = self._adapter_of(request)
         num_prompt = len(request.token_ids)
         total = min(num_prompt + sampling.max_tokens, self.max_context_tokens)
         at_once, needed = self.runtime.needed_blocks(num_prompt, total - num_prompt, sampling.num_branches)
@@ -79,7 +87,11 @@ class ReferenceEngine:
         deadline = self.runtime.clock() + self._scheduler.limits.admission_timeout_s
         state = RequestState(request, total, deadline)
         ends = frozenset(sampling.stop_token_ids)
-        self._scheduler.add(state)
+        if self.adapters is None or adapter is None:
+            self._scheduler.add(state)
+        else:
+            state.adapter_key = adapter.digest
+            self.adapters.add(state, adapter, self.runtime.clock())
         self._groups[request.request_id] = Branches(state, ends if sampling.ignore_eos else ends | self._eos_token_ids)
         self._latencies.on_arrival(request.request_id, request.arrival_s)
 
@@ -92,7 +104,7 @@ class ReferenceEngine:
     def step(self) -> list[TokenOutput]:
         now = self.runtime.clock()
         self.runtime.poll()
-        outputs = self._end_cancelled() + self._end_expired(now)
+        outputs = self._end_cancelled() + self._end_expired(now) + self._admit_adapters(now)
         scheduled = self._scheduler.schedule(now)
         if scheduled is None:
             self.runtime.wait(WAIT_S)
@@ -111,6 +123,8 @@ class ReferenceEngine:
         return outputs
 
     def idle(self) -> None:
+        if self.adapters is not None:
+            self.adapters.cache.poll(self.runtime.clock())
         self._rebalance()
 
     def stats(self) -> dict[str, Any]:
@@ -126,6 +140,9 @@ class ReferenceEngine:
             for state in self._scheduler.every():
                 self._scheduler.remove(state)
             self._groups.clear()
+            if self.adapters is not None:
+                self.adapters.close()
+            self._runner.close()
             self.runtime.shutdown()
 
     def _rebalance(self) -> None:
@@ -142,12 +159,46 @@ class ReferenceEngine:
             if output.ends_request:
                 self._latencies.on_end(output.request_id)
 
+    def _adapter_of(self, request: GenerationRequest) -> AdapterSpec | None:
+        """Raises RequestError: the request names an adapter that does not exist."""
+        if request.adapter is None:
+            return None
+        if self.adapters is None:
+            raise RequestError("this engine has no adapters", param="model")
+        return self.adapters.spec_of(request.adapter)
+
+    def _admit_adapters(self, now: float) -> list[TokenOutput]:
+        """Requests whose adapter is ready go on to the scheduler; those that cannot are ended."""
+        if self.adapters is None:
+            return []
+        ready, failed = self.adapters.take_ready(now)
+        for state in ready:
+            try:
+                self._scheduler.add(state)
+            except QueueFull as error:
+                state.error = error
+                state.adapter_slot = None  # it is not the scheduler's
+                failed.append(state)
+        return [self._brancher.end(state, FinishReason.ERROR) for state in failed]
+
+    def _remove(self, state: RequestState, *, is_last: bool) -> None:
+        """Take a branch out, wherever it is."""
+        if self.adapters is not None and state.adapter_key is not None and state.adapter_slot is None:
+            self.adapters.remove(state)
+        else:
+            self._scheduler.remove(state)
+        if is_last and self.adapters is not None:
+            self.adapters.release(state.request_id)
+
     def _end_cancelled(self) -> list[TokenOutput]:
         cancelled = [state for group in self._groups.values() for state in group.live if state.cancelled]
         return [self._brancher.end(state, FinishReason.CANCELLED) for state in cancelled]
 
     def _end_expired(self, now: float) -> list[TokenOutput]:
-        return [self._brancher.end(state, FinishReason.TIMEOUT) for state in self._scheduler.take_expired(now)]
+        expired = self._scheduler.take_expired(now)
+        if self.adapters is not None:
+            expired += self.adapters.take_expired(now)
+        return [self._brancher.end(state, FinishReason.TIMEOUT) for state in expired]
 
 
 def _check_prompt(token_ids: IntArray, vocab_size: int, max_context_tokens: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from dflash2.engine.batch import StepBatch
+from dflash2.engine.lora_layers import LoraLayers
 from dflash2.engine.paged_attention import ATTENTION_NAME, KVStep, register
 from dflash2.engine.paged_pool import GatherWorkspace, PagedPool
 from dflash2.types import KVLayout
@@ -23,16 +26,20 @@ class ModelRunner:
         model: a causal decoder accepted by ``model_loader``, on the pool's device.
         kv_pool: ``[num_slots, num_layers, 2, block_size, num_kv_heads, head_dim]``.
         layout: the pool's layout.
+        lora: adapters of the model's layers; closed with the runner. None: the base model only.
 
     Raises:
         ValueError: the pool does not match the layout.
     """
 
-    def __init__(self, model: PreTrainedModel, kv_pool: torch.Tensor, layout: KVLayout) -> None:
+    def __init__(
+        self, model: PreTrainedModel, kv_pool: torch.Tensor, layout: KVLayout, lora: LoraLayers | None = None
+    ) -> None:
         register()
         model.train(False)
         model.set_attn_implementation(ATTENTION_NAME)
         self._model = model
+        self._lora = lora
         self._pool = PagedPool(kv_pool, layout)
         self._workspace = GatherWorkspace(self._pool)
 
@@ -46,10 +53,16 @@ class ModelRunner:
         Raises:
             ValueError: the batch is inconsistent (see ``KVStep``). The pool is then unchanged.
         """
-        with torch.inference_mode():
+        adapters = nullcontext() if self._lora is None else self._lora.rows_of(batch)
+        with torch.inference_mode(), adapters:
             logits = self._forward(batch)
         # A copy made outside inference mode is an ordinary tensor, which the caller may change in place.
         return logits.to(torch.float32, copy=True)
+
+    def close(self) -> None:
+        """Take the adapters off the model. Idempotent."""
+        if self._lora is not None:
+            self._lora.close()
 
     def _forward(self, batch: StepBatch) -> torch.Tensor:
         step = KVStep(self._pool, self._workspace, batch)

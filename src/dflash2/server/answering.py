@@ -13,26 +13,27 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
+from dflash2.server.answer_text import TextDelta
 from dflash2.server.errors import to_api_error
-from dflash2.server.generation import TextDelta, TextStream
+from dflash2.server.generation import TextStream
 from dflash2.server.replies import Choices, Reply
 
 T = TypeVar("T")
 
 
-async def whole_answer(request: Request, deltas: TextStream, reply: Reply, num_choices: int) -> Response:
+async def whole_answer(request: Request, deltas: TextStream, reply: Reply, choices: Choices) -> Response:
     """Everything in one JSON object.
 
     Raises:
         DFlash2Error, ApiError: the request was refused or failed.
         ClientDisconnect: the client left; the engine's request is cancelled.
     """
-    choices = await until_disconnect(request, _collect(deltas, num_choices))
+    await until_disconnect(request, _collect(deltas, choices))
     return JSONResponse(reply.whole(choices), headers={"X-Request-Id": reply.id})
 
 
 async def streamed_answer(
-    request: Request, deltas: TextStream, reply: Reply, num_choices: int, *, with_usage: bool
+    request: Request, deltas: TextStream, reply: Reply, choices: Choices, *, with_usage: bool
 ) -> Response:
     """Server-sent events. The answer begins with the first text, so that a refusal still has its proper status.
 
@@ -41,7 +42,7 @@ async def streamed_answer(
         ClientDisconnect: the client left before the first text.
     """
     first = await until_disconnect(request, _first(deltas))
-    events = _events(first, deltas, reply, num_choices, with_usage=with_usage)
+    events = _events(first, deltas, reply, choices, with_usage=with_usage)
     headers = {"X-Request-Id": reply.id, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return EventStream(events, headers=headers, media_type="text/event-stream")
 
@@ -88,24 +89,21 @@ async def _first(deltas: TextStream) -> TextDelta:
     return await anext(deltas)
 
 
-async def _collect(deltas: TextStream, num_choices: int) -> Choices:
-    choices = Choices(num_choices)
+async def _collect(deltas: TextStream, choices: Choices) -> None:
     async with aclosing(deltas):
         async for delta in deltas:
             choices.add(delta)
-    return choices
 
 
 async def _events(
-    first: TextDelta, rest: TextStream, reply: Reply, num_choices: int, *, with_usage: bool
+    first: TextDelta, rest: TextStream, reply: Reply, choices: Choices, *, with_usage: bool
 ) -> AsyncGenerator[str, None]:
     """The events of one answer. A failure becomes the last event, in place of ``[DONE]``."""
     # With usage asked for, every chunk but the last says that it has none, as OpenAI's API does.
     no_usage: dict[str, Any] = {"usage": None} if with_usage else {}
-    choices = Choices(num_choices)
     try:
         async with aclosing(rest):
-            for chunk in (*reply.opening(num_choices), *reply.chunk(first)):
+            for chunk in (*reply.opening(len(choices.all)), *reply.chunk(first)):
                 yield _event({**chunk, **no_usage})
             choices.add(first)
             async for delta in rest:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from dflash2.config import PipelineConfig
+from dflash2.engine.adapters import Adapters
 from dflash2.engine.async_engine import AsyncEngine
 from dflash2.monitoring.observer import Observer
 from dflash2.server.generation import Frontend
@@ -42,6 +43,8 @@ class ServerContext:
     engine: AsyncEngine
     frontend: Frontend
     traffic: HttpTraffic = field(default_factory=HttpTraffic)
+    adapters: Adapters | None = None
+    """LoRA adapters of the engine; only its thread may use more than the registry."""
     observer: Observer | None = None
     """Of the engine's runtime; without it the page has figures but neither blocks nor policy."""
     created: int = field(default_factory=lambda: int(time.time()))

@@ -5,40 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 from dflash2.engine.async_engine import AsyncEngine
-from dflash2.engine.base import FinishReason, GenerationRequest
-from dflash2.engine.sampling import SamplingParams
+from dflash2.engine.base import GenerationRequest
 from dflash2.pipeline.chat import ChatRenderer
-from dflash2.pipeline.detokenizer import CONTEXT_TOKENS, IncrementalDetokenizer, StopStrings
+from dflash2.pipeline.detokenizer import CONTEXT_TOKENS
 from dflash2.pipeline.pipeline import Pipeline, TextPrompt
+from dflash2.pipeline.token_bytes import TokenBytes
 from dflash2.pipeline.tokenizer import Tokenizer
+from dflash2.server.answer_text import AnswerText, TextDelta
+from dflash2.server.asking import hints_of, sampling_of
 from dflash2.server.errors import ApiError, from_output
 from dflash2.server.schema import ChatBody, CompletionBody, GenerationBody
 
 DEFAULT_COMPLETION_TOKENS = 16
 """As in OpenAI's API. Chats may use what the context leaves."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """New text of one choice.
-
-    Attributes:
-        index: which choice.
-        text: whole characters, stop strings removed; empty only together with ``finish_reason``.
-        finish_reason: ``stop`` or ``length`` on the last delta.
-        num_output_tokens: generated up to here, the stop token included.
-    """
-
-    index: int
-    text: str
-    finish_reason: str | None
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
 
 
 TextStream = AsyncGenerator[TextDelta, None]
@@ -61,15 +44,18 @@ class Frontend:
         self.pipeline = pipeline
         self._engine = engine
         self._tokenizer = tokenizer
+        self._token_bytes = TokenBytes(tokenizer.hf.backend_tokenizer)
         self._chat = chat
 
-    def chat_asks(self, body: ChatBody, request_id: str, arrival_s: float) -> list[Ask]:
+    def chat_asks(self, body: ChatBody, request_id: str, arrival_s: float, adapter: str | None = None) -> list[Ask]:
         """The one engine request of a chat. It raises RequestError or ApiError if the messages cannot be served."""
         num_chars = sum(len(str(message.get("content", ""))) for message in body.messages)
         prompt = TextPrompt(lambda: self._chat.render(body.messages), num_chars, add_special_tokens=False)
-        return [partial(self._request, prompt, body, body.output_limit, request_id, arrival_s, "messages")]
+        return [partial(self._request, prompt, body, body.output_limit, request_id, arrival_s, "messages", adapter)]
 
-    def completion_asks(self, body: CompletionBody, request_id: str, arrival_s: float) -> list[Ask]:
+    def completion_asks(
+        self, body: CompletionBody, request_id: str, arrival_s: float, adapter: str | None = None
+    ) -> list[Ask]:
         """One engine request for each prompt. It raises ApiError if its prompt is empty or too long.
 
         Raises:
@@ -77,17 +63,24 @@ class Frontend:
         """
         limit = body.output_limit or DEFAULT_COMPLETION_TOKENS
         return [
-            partial(self._request, self._prompt(prompt), body, limit, f"{request_id}-{index}", arrival_s, "prompt")
+            partial(
+                self._request, self._prompt(prompt), body, limit, f"{request_id}-{index}", arrival_s, "prompt", adapter
+            )
             for index, prompt in enumerate(body.prompts)
         ]
 
-    def stream(self, asks: Sequence[Ask], stops: Sequence[str]) -> TextStream:
+    def stream(self, asks: Sequence[Ask], num_answers: int, stops: Sequence[str]) -> TextStream:
         """The text of all requests as it comes; closing it cancels what still runs.
+
+        Args:
+            asks: the requests.
+            num_answers: of each.
+            stops: strings that end an answer.
 
         Raises (while iterating):
             DFlash2Error, ApiError: a request was refused or failed; the others are cancelled.
         """
-        return merge([self._text(index, ask, stops) for index, ask in enumerate(asks)])
+        return merge([self._answers(number * num_answers, ask, num_answers, stops) for number, ask in enumerate(asks)])
 
     def _prompt(self, prompt: str | list[int]) -> TextPrompt | list[int]:
         if isinstance(prompt, str):
@@ -106,19 +99,21 @@ class Frontend:
         request_id: str,
         arrival_s: float,
         param: str,
+        adapter: str | None,
     ) -> GenerationRequest:
+        sampling = sampling_of(body, 1)
         span = await self.pipeline.prepare(prompt, lambda num_prompt: self._output_room(num_prompt, limit, param))
-        max_tokens = self._output_room(span.num_prompt_tokens, limit, param)
-        sampling = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-            ignore_eos=bool(body.ignore_eos),
-            seed=body.seed,
+        sampling = replace(sampling, max_tokens=self._output_room(span.num_prompt_tokens, limit, param))
+        return GenerationRequest(
+            request_id,
+            span.prompt,
+            sampling,
+            arrival_s,
+            adapter=adapter,
+            tenant_salt=body.cache_salt,
+            hints=hints_of(body),
+            span=span,
         )
-        return GenerationRequest(request_id, span.prompt, sampling, arrival_s, tenant_salt=body.cache_salt, span=span)
 
     def _output_room(self, num_prompt: int, limit: int | None, param: str) -> int:
         """The most tokens that may follow the prompt.
@@ -140,32 +135,28 @@ class Frontend:
             )
         return max_tokens
 
-    async def _text(self, index: int, ask: Ask, stops: Sequence[str]) -> TextStream:
-        """Text of one request. A stop string ends it by closing the engine's stream, which cancels the request."""
+    async def _answers(self, first_index: int, ask: Ask, num_answers: int, stops: Sequence[str]) -> TextStream:
+        """Text of one request's answers. Stop strings in all of them close the engine's stream, which cancels it."""
         request = await ask()
-        detokenizer = IncrementalDetokenizer(self._tokenizer.decode, request.token_ids[-CONTEXT_TOKENS:].tolist())
-        matcher = StopStrings(stops)
-        num_output = 0
+        prompt_end = request.token_ids[-CONTEXT_TOKENS:].tolist()
+        decode, token_bytes = self._tokenizer.decode, self._token_bytes
+        answers = [AnswerText(first_index + n, decode, token_bytes, prompt_end, stops) for n in range(num_answers)]
         async with aclosing(self._engine.generate(request)) as outputs:
             async for output in outputs:
+                answer = answers[output.index]
+                if answer.ended:
+                    continue  # by a stop string, which the engine does not know of
                 failure = from_output(output)
                 if failure is not None:
                     raise failure
-                ended = output.finish_reason is not None
-                text = ""
-                if output.token_id is not None:
-                    num_output += 1
-                    # The token that stops the output is not part of it.
-                    if output.finish_reason is not FinishReason.STOP:
-                        text = detokenizer.push(output.token_id)
-                text, stopped = matcher.push(text + detokenizer.flush() if ended else text)
-                if ended and not stopped:
-                    text += matcher.flush()
-                reason = "stop" if stopped else output.finish_reason.value if output.finish_reason else None
-                if text or reason:
-                    yield TextDelta(index, text, reason, output.num_prompt_tokens, output.num_cached_tokens, num_output)
-                if reason:
+                delta = answer.push(output)
+                if delta is None:
+                    continue
+                yield delta
+                if all(one.ended for one in answers):
                     return
+                if delta.finish_reason is not None and output.finish_reason is None:
+                    self._engine.end_answer(request.request_id, output.index)
 
 
 async def merge(streams: Sequence[TextStream]) -> TextStream:

@@ -13,8 +13,8 @@ from dflash2.server.body import read_json
 from dflash2.server.context import ServerContext
 from dflash2.server.errors import ApiError
 from dflash2.server.generation import Ask
-from dflash2.server.replies import ChatReply, CompletionReply, Reply
-from dflash2.server.schema import ChatBody, CompletionBody, GenerationBody, parse_body
+from dflash2.server.replies import ChatReply, Choices, CompletionReply, Reply
+from dflash2.server.schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody, parse_body
 
 Body = TypeVar("Body", bound=GenerationBody)
 
@@ -27,21 +27,24 @@ def openai_router(context: ServerContext) -> APIRouter:
     async def chat(request: Request) -> Response:
         arrival_s = time.monotonic()
         body = await _read(context, request, ChatBody)
-        reply = ChatReply(body.model)
-        asks = context.frontend.chat_asks(body, reply.id, arrival_s)
+        reply = ChatReply(body.model, with_logprobs=body.num_top_logprobs is not None)
+        asks = context.frontend.chat_asks(body, reply.id, arrival_s, _adapter(context, body))
         return await _answer(context, request, body, reply, asks)
 
     @router.post("/completions")
     async def completions(request: Request) -> Response:
         arrival_s = time.monotonic()
         body = await _read(context, request, CompletionBody)
-        reply = CompletionReply(body.model)
-        asks = context.frontend.completion_asks(body, reply.id, arrival_s)
+        reply = CompletionReply(body.model, with_logprobs=body.num_top_logprobs is not None)
+        asks = context.frontend.completion_asks(body, reply.id, arrival_s, _adapter(context, body))
         return await _answer(context, request, body, reply, asks)
 
     @router.get("/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(context, name) for name in context.settings.model_names]}
+        names = list(context.settings.model_names)
+        if context.adapters is not None:
+            names += [spec.name for spec in context.adapters.registry.all()]
+        return {"object": "list", "data": [_model(context, name) for name in names]}
 
     @router.get("/models/{model_id:path}")
     async def model(model_id: str) -> dict[str, Any]:
@@ -62,24 +65,37 @@ async def _read(context: ServerContext, request: Request, kind: type[Body]) -> B
 async def _answer(
     context: ServerContext, request: Request, body: GenerationBody, reply: Reply, asks: list[Ask]
 ) -> Response:
-    deltas = context.frontend.stream(asks, body.stop_strings)
+    num_choices = len(asks) * body.num_answers
+    if num_choices > MAX_CHOICES:
+        raise ApiError(400, f"at most {MAX_CHOICES} choices in one request, not {num_choices}", param="n")
+    deltas = context.frontend.stream(asks, body.num_answers, body.stop_strings)
+    choices = Choices(num_choices, body.num_answers)
     if body.stream:
-        return await streamed_answer(request, deltas, reply, len(asks), with_usage=body.wants_stream_usage)
-    return await whole_answer(request, deltas, reply, len(asks))
+        return await streamed_answer(request, deltas, reply, choices, with_usage=body.wants_stream_usage)
+    return await whole_answer(request, deltas, reply, choices)
 
 
 def _check_model(context: ServerContext, name: str) -> None:
-    names = context.settings.model_names
+    names = list(context.settings.model_names)
+    if context.adapters is not None:
+        names += [spec.name for spec in context.adapters.registry.all()]
     if name not in names:
         message = f"there is no model {name!r}; this server has {', '.join(names)}"
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
+def _adapter(context: ServerContext, body: GenerationBody) -> str | None:
+    """The adapter that the request names as its model."""
+    return None if body.model in context.settings.model_names else body.model
+
+
 def _model(context: ServerContext, name: str) -> dict[str, Any]:
+    base = context.settings.model_names
     return {
         "id": name,
         "object": "model",
         "created": context.created,
         "owned_by": "dflash2",
         "max_model_len": context.engine.max_context_tokens,
+        "parent": None if name in base else base[0],
     }

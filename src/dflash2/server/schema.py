@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dflash2.engine.sampling import MAX_ANSWERS, MAX_LOGPROBS
 from dflash2.server.errors import ApiError
 
 HARMLESS = frozenset(
@@ -25,15 +26,12 @@ HARMLESS = frozenset(
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
-    "n": (1,),
     "prediction": (),
     "presence_penalty": (0,),
     "reasoning_effort": (),
@@ -41,7 +39,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -49,6 +46,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 MAX_STOP_STRINGS = 16
 MAX_PROMPTS = 128
+MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -80,13 +78,36 @@ class GenerationBody(BaseModel):
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    """With ``use_beam_search`` the number of beams; otherwise only what ``n`` is."""
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Cached blocks are shared only among requests with the same salt."""
+    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """The conversation that the request belongs to."""
+    ttl_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] | None = None
+    """How long the conversation will go on being used, as far as the client knows."""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    """Smaller goes first."""
+    pin: bool | None = None
+    """Keep the prompt's blocks for ``ttl_s``."""
 
     @property
     def stop_strings(self) -> list[str]:
         """``stop`` as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def num_answers(self) -> int:
+        """Answers per prompt."""
+        return self.n or 1
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Likeliest tokens to tell at each position; None for no log-probabilities at all."""
+        return None
 
     @property
     def wants_stream_usage(self) -> bool:
@@ -105,6 +126,12 @@ class ChatBody(GenerationBody):
     messages: list[dict[str, Any]]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """Newer name of ``max_tokens``; wins if both are there."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def output_limit(self) -> int | None:
@@ -115,6 +142,11 @@ class CompletionBody(GenerationBody):
     """``POST /v1/completions``."""
 
     prompt: Any
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | Literal[False] | None = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        return None if self.logprobs is False else self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -145,9 +177,13 @@ def parse_body(kind: type[Body], value: Mapping[str, Any]) -> Body:
     try:
         body = kind.model_validate(fields)
     except ValidationError as error:
-        raise _to_api_error(error) from None
+        raise first_fault(error) from None
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is only allowed together with stream", param="stream_options")
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    if body.pin and body.ttl_s is None:
+        raise ApiError(400, "pin needs ttl_s: for how long", param="pin")
     return body
 
 
@@ -186,7 +222,7 @@ def _is_neutral(name: str, value: object) -> bool:
     return name in NEUTRAL and (value is None or value in NEUTRAL[name])
 
 
-def _to_api_error(error: ValidationError) -> ApiError:
+def first_fault(error: ValidationError) -> ApiError:
     """The first fault, in a sentence."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(key) for key in first["loc"])

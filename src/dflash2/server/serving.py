@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from dflash2.engine.adapters import Adapters
 from dflash2.engine.async_engine import AsyncEngine, EngineState
 from dflash2.engine.base import Engine
 from dflash2.monitoring.observer import Observer
@@ -53,6 +54,7 @@ def serve(
     listener: socket.socket,
     chat_template: str | None = None,
     *,
+    adapters: Adapters | None = None,
     observer: Observer | None = None,
     recorder: TrafficRecorder | None = None,
     page_locked: bool = False,
@@ -66,6 +68,7 @@ def serve(
         settings: of the server.
         listener: bound, not listening yet.
         chat_template: in place of the model's own.
+        adapters: the engine's, if it has any.
         observer: of the engine's runtime, for the monitoring page.
         recorder: is told of all traffic; owned from here on.
         page_locked: the engine's device can copy from host memory directly if it is page-locked.
@@ -73,7 +76,12 @@ def serve(
 
     Returns:
         0 after an orderly stop, 1 if the engine failed or could not be closed.
+
+    Raises:
+        RequestError: an adapter has the name of the model.
     """
+    if adapters is not None:
+        adapters.registry.reserve(settings.model_names)
     async_engine = AsyncEngine(engine) if recorder is None else RecordedEngine(engine, recorder)
     chat = ChatRenderer(tokenizer.hf, chat_template)
     pipeline = Pipeline(
@@ -84,7 +92,11 @@ def serve(
         engine_busy_s=async_engine.busy_s,
     )
     context = ServerContext(
-        settings, async_engine, Frontend(async_engine, tokenizer, chat, pipeline), observer=observer
+        settings,
+        async_engine,
+        Frontend(async_engine, tokenizer, chat, pipeline),
+        adapters=adapters,
+        observer=observer,
     )
     config = uvicorn.Config(
         create_app(context),

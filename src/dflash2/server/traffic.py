@@ -12,6 +12,8 @@ from dflash2.server.errors import CLIENT_LEFT
 ROUTES = (
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     "/v1/models",
     "/v1/models/{model_id:path}",
     "/health",
