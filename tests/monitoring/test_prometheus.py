@@ -4,10 +4,11 @@ import re
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.fakes.engine_world import EngineWorld
 
 from dflash2.monitoring.counters import CacheCounters
 from dflash2.monitoring.latency import BOUNDS_S, Histogram
-from dflash2.monitoring.prometheus import LABELS, METRICS, render
+from dflash2.monitoring.prometheus import METRICS, PLACEHOLDERS, render
 
 
 def series(stats: dict) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -66,7 +67,23 @@ def test_names_follow_the_conventions(metric) -> None:
 
 
 def test_labels_are_those_of_the_conventions() -> None:
-    assert {label for metric in METRICS for label in metric.labels} == set(LABELS)
+    labels = {label for metric in METRICS for label in metric.labels}
+    assert labels == {label for label, _ in PLACEHOLDERS.values()} == {"tier", "origin", "direction", "reason", "stage"}
+
+
+def test_every_figure_of_the_engine_has_its_place() -> None:
+    """What the engine counts is exported, and what is exported under its name is counted."""
+    world = EngineWorld((16, 16, 32))
+    world.add_random(4)
+    world.run(500)
+    stats = world.engine.stats()
+    for metric in METRICS:
+        if metric.path[0] in stats and metric.path[0] not in ("nvme", "allocator") and metric.kind != "histogram":
+            for _, path in metric.places():
+                place = stats
+                for key in path:
+                    assert key in place, f"{metric.name}: {path}"
+                    place = place[key]
 
 
 def test_routes_have_an_origin_and_a_tier() -> None:

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from dflash2.config.schema import Config
 from dflash2.monitoring.latency import BOUNDS_S
 from dflash2.monitoring.pitfalls import RULES
-from dflash2.monitoring.prometheus import LABELS, METRICS, PREFIX
+from dflash2.monitoring.prometheus import METRICS, PLACEHOLDERS, PREFIX
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 _UNITS = {"_mb": "MiB", "_s": "seconds", "_tokens": "tokens"}
@@ -43,7 +43,9 @@ def metrics() -> str:
         lines.append(f"| `{PREFIX}{series.name}{suffix}` | {series.kind} | {labels} | {series.help} |")
     lines.append(f"| `{PREFIX}http_requests_total` | counter | `route`, `status` | HTTP requests answered. |")
     lines += ["", "| label | values |", "|--|--|"]
-    lines += [f"| `{label}` | {', '.join(f'`{value}`' for value in values)} |" for label, values in LABELS.items()]
+    for label in dict.fromkeys(label for label, _ in PLACEHOLDERS.values()):
+        values = [value for name, group in PLACEHOLDERS.values() if name == label for value in group]
+        lines.append(f"| `{label}` | {', '.join(f'`{value}`' for value in dict.fromkeys(values))} |")
     bounds = ", ".join(f"{bound:g}" for bound in BOUNDS_S)
     return "\n".join([*lines, "", f"Buckets of the histograms, in seconds: {bounds}.", ""])
 

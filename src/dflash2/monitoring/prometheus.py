@@ -28,14 +28,17 @@ from dflash2.monitoring.lookup import TIERS, number_at
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "dflash2_"
-LABELS: Mapping[str, tuple[str, ...]] = {
-    "tier": TIERS,
-    "origin": TIERS,
-    "direction": ("in", "out"),
-    "reason": tuple(reason.replace(" ", "_") for reason in FAILURES),
+PLACEHOLDERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "tier": ("tier", TIERS),
+    "origin": ("origin", TIERS),
+    "direction": ("direction", ("in", "out")),
+    "failure": ("reason", tuple(reason.replace(" ", "_") for reason in FAILURES)),
+    "wait": ("reason", ("queued", "room", "smoothed", "seats", "growth")),
+    "stage": ("stage", ("validate", "tokenise", "adapter")),
+    "step": ("stage", ("estimate", "lookup", "reserved", "batch")),
 }
-"""Every label with its values. ``direction`` is seen from HBM; ``origin`` is where a block was, ``tier`` where it is
-or goes."""
+"""What may stand in a path: the label that it becomes, and its values. ``direction`` is seen from HBM; ``origin`` is
+where a block was, ``tier`` where it is or goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,8 @@ class Series:
         name: without the prefix and without ``_total``, in base units.
         kind: counters only grow, gauges do not, histograms count observations by size.
         help: one sentence.
-        path: keys from the top of the statistics to the number; ``{label}`` in a key stands for each value of the
-            label and makes it one of the metric's.
+        path: keys from the top of the statistics to the number; ``{name}`` in a key is one of ``PLACEHOLDERS``, stands
+            for each of its values and makes its label one of the metric's.
     """
 
     name: str
@@ -58,12 +61,16 @@ class Series:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of its labels."""
-        return tuple(re.findall(r"\{(\w+)\}", "/".join(self.path)))
+        return tuple(PLACEHOLDERS[name][0] for name in self._placeholders)
+
+    @property
+    def _placeholders(self) -> list[str]:
+        return re.findall(r"\{(\w+)\}", "/".join(self.path))
 
     def places(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         """(label values, path) of each of its series."""
-        for values in product(*(LABELS[label] for label in self.labels)):
-            named = dict(zip(self.labels, values, strict=True))
+        for values in product(*(PLACEHOLDERS[name][1] for name in self._placeholders)):
+            named = dict(zip(self._placeholders, values, strict=True))
             if named.get("origin", "") != named.get("tier"):
                 yield values, tuple(key.format(**named) for key in self.path)
 
@@ -80,6 +87,8 @@ def _histogram(name: str, text: str, *path: str) -> Series:
     return Series(name, "histogram", text, path)
 
 
+_STAGE = ("pipeline", "stages", "{stage}")
+_STEP_STAGE = ("scheduler", "stages", "{step}")
 _ROUTE = ("transfer", "routes", "{origin}_to_{tier}")
 
 METRICS: tuple[Series, ...] = (
@@ -96,6 +105,18 @@ METRICS: tuple[Series, ...] = (
     _counter("preemptions_swapped", "Requests paused to make room, KV kept.", "scheduler", "preemptions_swapped"),
     _counter("preemptions_recomputed", "Requests whose KV was given up.", "scheduler", "preemptions_recomputed"),
     _counter("load_timeouts", "Loads given up and computed again.", "scheduler", "load_timeouts"),
+    _gauge("requests_held", "Waiting requests, by what they wait for.", "scheduler", "wait_reasons", "{wait}"),
+    _counter("requests_refused", "Requests that could never fit.", "scheduler", "refused_requests"),
+    _counter(
+        "unplanned_swaps", "Requests that outgrew their estimate and were swapped.", "scheduler", "unplanned_swaps"
+    ),
+    _counter("smoothed_steps", "Steps in which demand was held back.", "scheduler", "admission", "smoothed_steps"),
+    _counter("pressure_steps", "Steps in which memory was short.", "scheduler", "admission", "pressure_steps"),
+    _counter("step_stage_seconds", "Time spent in a stage of the engine.", *_STEP_STAGE, "busy_s"),
+    _counter("step_stage_wait_seconds", "Time requests waited for the stage.", *_STEP_STAGE, "wait_s"),
+    _counter("pipeline_stage_seconds", "Time spent to make requests ready.", *_STAGE, "busy_s"),
+    _counter("pipeline_stage_wait_seconds", "Time requests waited for the stage.", *_STAGE, "wait_s"),
+    _gauge("pipeline_requests", "Requests being made ready.", "pipeline", "preparing_requests"),
     # Memory.
     _gauge("block_size_bytes", "Bytes of one block.", "block_bytes"),
     _gauge("tier_capacity_blocks", "Blocks that fit the tier.", "tiers", "{tier}", "capacity_blocks"),
@@ -140,7 +161,7 @@ METRICS: tuple[Series, ...] = (
     _counter("copy_busy_seconds", "Time in which batches moved, summed over batches.", *_ROUTE, "busy_s"),
     _counter("copy_latency_seconds", "Submission to end, summed over copies.", *_ROUTE, "latency_sum_s"),
     _gauge("copy_queue_blocks", "Blocks submitted that have not ended.", *_ROUTE, "queued_blocks"),
-    _counter("copy_failed_blocks", "Blocks that did not arrive.", "transfer", "failures", "{reason}"),
+    _counter("copy_failed_blocks", "Blocks that did not arrive.", "transfer", "failures", "{failure}"),
     _gauge("staging_bytes", "Memory of the staging buffer.", "transfer", "staging_bytes"),
     _gauge("staging_used_bytes", "Of it, in use.", "transfer", "staging_in_use_bytes"),
     _gauge("staging_peak_bytes", "Of it, most ever in use at once.", "transfer", "staging_peak_bytes"),

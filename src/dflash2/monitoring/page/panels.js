@@ -90,7 +90,7 @@ function showHits(stats) {
 function showQueue(stats) {
   const scheduler = stats.scheduler ?? {};
   definitions(byId("queue"), [
-    ["waiting", count(scheduler.waiting_requests ?? 0)],
+    ["waiting", count(scheduler.waiting_requests ?? 0) + reasons(scheduler.wait_reasons ?? {})],
     ["paused, KV kept", count(scheduler.paused_requests ?? 0)],
     ["in HBM", count(scheduler.resident_requests ?? 0)],
     ["admitted", count(scheduler.admitted_requests ?? 0)],
@@ -102,6 +102,11 @@ function showQueue(stats) {
   const all = TIERS.reduce((sum, tier) => sum + stats.tiers[tier].capacity_blocks, 0);
   stackedBar(byId("reserved"), "Reserved blocks",
     [["late", "reserved", stats.reserved_blocks], ["none", "not promised", Math.max(0, all - stats.reserved_blocks)]], all);
+}
+
+function reasons(waits) {
+  const found = Object.entries(waits).filter(([, number]) => number);
+  return found.length ? ` (${found.map(([name, number]) => `${name} ${number}`).join(", ")})` : "";
 }
 
 // The upper end of the bucket that holds the given share of the observations.
