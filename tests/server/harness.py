@@ -17,6 +17,7 @@ import uvicorn
 from tests.engine.fake_engine import FakeEngine
 from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
 
+from dflash2.engine.adapters import Adapters
 from dflash2.engine.async_engine import AsyncEngine
 from dflash2.pipeline.chat import ChatRenderer
 from dflash2.pipeline.handoff import TokenRing
@@ -71,7 +72,11 @@ class RunningServer:
 
 @contextmanager
 def serving(
-    fake: FakeEngine, chat_template: str | None = None, ring_tokens: int = 1 << 25, **settings: Any
+    fake: FakeEngine,
+    chat_template: str | None = None,
+    ring_tokens: int = 1 << 25,
+    adapters: Adapters | None = None,
+    **settings: Any,
 ) -> Iterator[RunningServer]:
     """Serve until the block ends; then everything must have been closed."""
     hf = tiny_hf_tokenizer()
@@ -81,7 +86,9 @@ def serving(
     pipeline = Pipeline(tokenizer, ring, engine_busy_s=engine.busy_s)
     frontend = Frontend(engine, tokenizer, ChatRenderer(hf, chat_template), pipeline)
     defaults = {"model_names": (MODEL, "alias"), "shutdown_grace_s": 5.0}
-    context = ServerContext(ServerSettings(**{**defaults, **settings}), engine, frontend)
+    context = ServerContext(ServerSettings(**{**defaults, **settings}), engine, frontend, adapters=adapters)
+    if adapters is not None:
+        adapters.registry.reserve(context.settings.model_names)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         create_app(context), log_level="error", timeout_graceful_shutdown=int(PATIENCE_S), lifespan="on"
