@@ -72,8 +72,21 @@ def test_defaults() -> None:
             "max_batch_tokens": 2048,
             "max_running": 256,
             "admission_timeout_s": 60.0,
+            "max_waiting": 1024,
+            "order": "short_first",
+            "reserve": "estimate",
+            "smoothing": True,
+            "smoothing_order": 2,
+            "smoothing_cutoff": 0.0002,
         },
         "pipeline": {"enabled": True, "ring_tokens": 1 << 22, "max_requests": 1024},
+        "lora": {
+            "adapters": {},
+            "directory": None,
+            "max_loaded": 4,
+            "max_rank": 16,
+            "dram_capacity_mb": 1024,
+        },
     }
 
 

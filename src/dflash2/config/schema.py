@@ -129,6 +129,18 @@ class SchedulingConfig(Section):
     """Sequences that run at the same time."""
     admission_timeout_s: Annotated[float, Field(gt=0.0, le=86400.0)] = 60.0
     """How long a request may wait for its reservation."""
+    max_waiting: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
+    """Requests that may wait for a reservation; more are refused with 429."""
+    order: Literal["short_first", "first_come"] = "short_first"
+    """``short_first`` lets short requests pass long ones, each long one by no more than its own length."""
+    reserve: Literal["estimate", "max_tokens", "prompt"] = "estimate"
+    """What is reserved for an answer: what such requests have needed, the most it may need, or nothing ahead."""
+    smoothing: bool = True
+    """While HBM is short, lets new demand in little by little instead of swapping for a short burst."""
+    smoothing_order: Annotated[int, Field(ge=1, le=8)] = 2
+    """Order of the Butterworth low-pass over demand."""
+    smoothing_cutoff: Annotated[float, Field(gt=0.0, lt=0.5)] = 0.0002
+    """Its cut-off in cycles per step; demand that lasts ``0.35 / smoothing_cutoff`` steps is mostly let in."""
 
 
 class PipelineConfig(Section):

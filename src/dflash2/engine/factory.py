@@ -14,9 +14,7 @@ from dflash2.engine.engine import ReferenceEngine
 from dflash2.engine.lora_layers import LoraLayers
 from dflash2.engine.model_loader import LoadedModel, load_model
 from dflash2.engine.model_runner import ModelRunner
-from dflash2.engine.recompute_scheduler import RecomputeScheduler
-from dflash2.engine.scheduler import SchedulerLimits
-from dflash2.engine.swap_scheduler import SwapScheduler
+from dflash2.engine.scheduling import create_scheduler
 from dflash2.errors import ConfigError
 from dflash2.pipeline.adapter_cache import AdapterCache
 from dflash2.pipeline.adapter_loader import ThreadLoader
@@ -73,19 +71,11 @@ def assemble_engine(loaded: LoadedModel, config: Config, max_context_tokens: int
     layout = loaded.kv_layout(config.kv_block.block_size)
     namespace = KeyNamespace(loaded.config.model_type, loaded.fingerprint, layout.dtype, layout.block_size)
     runtime = create_runtime(config, layout, namespace, device=str(loaded.model.device))
-    scheduling = config.scheduling
-    limits = SchedulerLimits(
-        scheduling.max_batch_tokens,
-        scheduling.max_running,
-        scheduling.quantum_tokens,
-        scheduling.admission_timeout_s,
-    )
     lora = _lora_layers(loaded, config)
-    scheduler = SwapScheduler if config.enable else RecomputeScheduler
     return ReferenceEngine(
         runtime,
         ModelRunner(loaded.model, runtime.hbm_tensor, layout, lora),
-        scheduler(runtime, limits),
+        create_scheduler(runtime, config),
         max_context_tokens=context,
         eos_token_ids=frozenset(loaded.eos_token_ids),
         vocab_size=loaded.vocab_size,

@@ -55,6 +55,8 @@ class RequestState:
         """How long it is expected to become; decides its place in the line."""
         self.overtaken_tokens = 0
         """Size of those that came later and went ahead of it."""
+        self.is_small = False
+        """It may use the part of HBM that is left to small requests."""
         self.promised_tokens = 0
         """Prompt and answer that its reservation covers."""
         self.was_extended = False

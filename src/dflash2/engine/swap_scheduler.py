@@ -21,8 +21,8 @@ from dflash2.types import Tier
 ENTRY_SMOOTHING = 0.2
 """Weight of the newest gap in the average time between two entries."""
 SMOOTHING_ORDER = 2
-SMOOTHING_CUTOFF = 0.0005
-"""Cycles per step. A burst of demand is spread over about ``0.35 / cutoff`` steps."""
+SMOOTHING_CUTOFF = 0.0002
+"""Cycles per step. Demand that lasts ``0.35 / cutoff`` steps is let in for the most part."""
 PATIENCE = 0.5
 """Share of its time to wait after which smoothing holds a request back no longer."""
 
@@ -90,6 +90,7 @@ class SwapScheduler(Scheduler):
         self.lookup_stage.passed(0.0, looked_up - began)
         self.estimate_stage.passed(0.0, time.perf_counter() - looked_up)
         if self.limits.short_first:
+            state.is_small = self.admission.is_small(self.runtime.layout.num_blocks(state.size_tokens))
             join(self.waiting, state)
         else:
             self.waiting.append(state)
@@ -97,14 +98,19 @@ class SwapScheduler(Scheduler):
     def _admit(self, now: float) -> None:
         if self.waiting:
             wanted = sum(self._first_turn_blocks(state) for state in self.waiting)
-            self.admission.tick(self._working_set(), wanted)
-        while self.waiting:
-            state = self.waiting[0]
+            self.admission.tick(self._working_set(), wanted, self._small_blocks())
+        smoothed = False
+        for state in list(self.waiting):
+            if smoothed and not state.is_small:
+                continue
             reason = self._try_admit(state, now)
-            if reason is not None:
-                state.wait_reason = reason
+            if reason is None:
+                self.waiting.remove(state)
+                continue
+            state.wait_reason = reason
+            if reason is not WaitReason.SMOOTHED or state.is_small:
                 return
-            self.waiting.popleft()
+            smoothed = True  # small ones, which have a part of HBM to themselves, need not wait for it
 
     def _try_admit(self, state: RequestState, now: float) -> WaitReason | None:
         """Reserve for a request and open it, or say what it waits for."""
@@ -116,7 +122,7 @@ class SwapScheduler(Scheduler):
         names = (state.adapter_key, request.tenant_salt)
         needed = self._first_turn_blocks(state) - self.runtime.num_held_blocks(state.tokens, *names)
         overdue = state.admitted or now >= state.deadline_s - PATIENCE * self.limits.admission_timeout_s
-        if not self.admission.lets_in(needed, overdue=overdue):
+        if not self.admission.lets_in(needed, small=state.is_small, overdue=overdue):
             return WaitReason.SMOOTHED
         total = self.promises.total_tokens(state)
         sequence = None
@@ -138,7 +144,7 @@ class SwapScheduler(Scheduler):
         sequence.read_from(state.buffer)
         state.sequence = sequence
         state.promised_tokens = total
-        self.admission.note_admitted(needed, now)
+        self.admission.note_admitted(needed, now, small=state.is_small)
         if not state.admitted:
             state.num_cached_tokens = sequence.num_cached_tokens
             self._note_admitted(state, now)
@@ -157,6 +163,10 @@ class SwapScheduler(Scheduler):
             for state in (*self.resident, *self.paused)
         )
         return held + growth
+
+    def _small_blocks(self) -> int:
+        """Blocks of running small requests."""
+        return sum(len(state.blocks.block_ids) for state in (*self.resident, *self.paused) if state.is_small)
 
     def _first_turn_blocks(self, state: RequestState) -> int:
         """Blocks of a waiting request at the end of its first turn."""
