@@ -64,6 +64,20 @@ def test_links_of_the_readme_lead_somewhere() -> None:
             assert target.startswith("http") or (ROOT / target).exists(), f"{readme.name}: {target}"
 
 
+def test_the_chinese_readme_says_the_same() -> None:
+    """The same code and commands, and the same figures in its tables."""
+
+    def of(name: str) -> tuple[list[str], list[list[str]]]:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        blocks = [
+            block for block in re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL) if "mermaid" not in block
+        ]
+        rows = [line.split("|")[2:-1] for line in text.splitlines() if line.startswith("|")]
+        return blocks, [cells for cells in rows if any(re.search(r"\d", cell) for cell in cells)]
+
+    assert of("README.md") == of("README.zh-CN.md"), "README.zh-CN.md is behind README.md"
+
+
 def test_there_are_commands_to_test() -> None:
     assert len(EVERY) > 30 and len(OUR_OWN) > 20
 
