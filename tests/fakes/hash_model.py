@@ -99,6 +99,9 @@ class HashRunner:
             row.copy_(spread_logits(state)) if self.spread else row.index_fill_(0, torch.tensor(state % VOCAB), 1.0)
         return logits * float("nan") if self.num_steps in self.broken else logits
 
+    def close(self) -> None:
+        pass
+
     @property
     def _block_size(self) -> int:
         return int(self.words.shape[1])
