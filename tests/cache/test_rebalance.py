@@ -229,3 +229,14 @@ def test_heat_is_refreshed_at_its_interval_only(world: CacheWorld) -> None:
     world.clock.advance(0.2)
     world.rebalance([])
     assert (world.table.heat[ids] != first).all()
+
+
+def test_slots_promised_to_running_requests_are_not_spare() -> None:
+    """A prefetch into them would be thrown out again before the end of the turn."""
+    world = CacheWorld((10, 8, 0), 4, "heat")
+    assert world.rebalancer.spare_hbm_slots() == 8  # the high watermark keeps two of ten free
+    request = world.open([1] * 4, [2] * 24)
+    assert request is not None
+    world.settle_enter(request, 28)
+    assert world.cache.residency.num_promised == 7
+    assert world.rebalancer.spare_hbm_slots() == 3

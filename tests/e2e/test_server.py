@@ -26,6 +26,8 @@ from dflash2.engine.model_loader import load_model, load_tokenizer
 from dflash2.errors import IntegrityError
 from dflash2.monitoring.prometheus import METRICS
 from dflash2.pipeline.chat import ChatRenderer
+from dflash2.pipeline.handoff import TokenRing
+from dflash2.pipeline.pipeline import Pipeline
 from dflash2.pipeline.tokenizer import Tokenizer
 from dflash2.server.app import create_app
 from dflash2.server.context import ServerContext, ServerSettings
@@ -38,6 +40,7 @@ CONFIG = {
     "enable": True,
     "memory": {"hbm_capacity_mb": 48, "dram_capacity_mb": 256, "nvme_capacity_mb": 0, "staging_buffer_size_mb": 16},
     "kv_block": {"block_size": 16},
+    "scheduling": {"smoothing": False},  # swapping is what is tested
 }
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "seven", "blue", "boats", "under", "an", "old"]
 
@@ -65,7 +68,8 @@ def server(model_path: Path) -> Iterator[Server]:
     tokenizer = Tokenizer(load_tokenizer(model_path))
     engine = assemble_engine(load_model(model_path), parse_config(json.dumps(CONFIG)), 2_048)
     async_engine = AsyncEngine(engine)
-    frontend = Frontend(async_engine, tokenizer, ChatRenderer(tokenizer.hf))
+    pipeline = Pipeline(tokenizer, TokenRing(1 << 18), engine_busy_s=async_engine.busy_s)
+    frontend = Frontend(async_engine, tokenizer, ChatRenderer(tokenizer.hf), pipeline)
     context = ServerContext(ServerSettings((MODEL,)), async_engine, frontend)
     listener = socket.create_server(("127.0.0.1", 0))
     web = uvicorn.Server(uvicorn.Config(create_app(context), log_level="error", timeout_graceful_shutdown=5))

@@ -79,9 +79,9 @@ class Rebalancer:
             self.guard = AdaptiveThreshold(settings.cold_threshold)
 
     def spare_hbm_slots(self) -> int:
-        """Free HBM slots above what the high watermark keeps for new blocks."""
-        table = self._cache.table
-        return max(0, table.num_free(Tier.HBM) - self._kept_free(Tier.HBM))
+        """Free HBM slots above what the high watermark keeps for new blocks and what running requests were promised."""
+        kept = max(self._kept_free(Tier.HBM), self._cache.residency.num_promised)
+        return max(0, self._cache.table.num_free(Tier.HBM) - kept)
 
     def _kept_free(self, tier: Tier) -> int:
         """Slots above the high watermark."""

@@ -62,6 +62,9 @@ def _config(memory: dict[str, Any], size: DemoSize, *, enable: bool) -> Config:
         memory=MemoryConfig.model_validate(memory),
         kv_block=KVBlockConfig(block_size=size.block_size),
         scheduling=SchedulingConfig(
-            max_batch_tokens=1536, quantum_tokens=size.output_tokens // 2, admission_timeout_s=LONG_S
+            max_batch_tokens=1536,
+            quantum_tokens=size.output_tokens // 2,
+            admission_timeout_s=LONG_S,
+            smoothing=False,  # all conversations run at the same time: that is what is shown
         ),
     )
