@@ -27,9 +27,9 @@ RUN_PLAIN, RUN_SCALED, IDLE_PLAIN, IDLE_SCALED = range(4)
 """Models. The last is that of the first stop reason; those of others follow it."""
 MAX_STOPS = 4
 """Stop reasons told apart; those seen later count as the last one."""
-LEARN_AT_GROWTH = 0.05
+LEARN_AT_GROWTH = 0.08
 LEARN_AT_LEAST, LEARN_AT_MOST = 10, 1500
-"""Requests between two rounds of learning: a twentieth of those seen, within these bounds."""
+"""Requests between two rounds of learning: a twelfth of those seen, within these bounds."""
 LAPSE = 0.999
 """Weight of the past in the usual gap, per new one."""
 SHARED_HAZARD = 0.03

@@ -31,6 +31,7 @@ WINDOW = 6000
 MAX_ROWS = 1024
 """Classes with a table of their own."""
 SHORTEST_S = 1e-3
+PIECE = 1024
 FEWEST_FOR_SCALE = 5
 FEWEST_FOR_RISK = 10
 RIDGE = 1.0
@@ -151,13 +152,13 @@ class GapModel:
             return
         ridge = np.full(NUM_FEATURES, RIDGE)
         ridge[0] = 1e-3
-        weights: Floats = np.linalg.solve(features.T @ features + np.diag(ridge), features.T @ log_gap)
-        self._weights = weights
+        moments = _moments(features, np.ones(len(features))) + np.diag(ridge)
+        self._weights = np.asarray(np.linalg.solve(moments, _sum_of(features, log_gap)), np.float64)
 
     def _log_scales(self, features: Floats) -> Floats:
         if self._weights is None:
             return np.full(len(features), self.mean_log)
-        scales: Floats = np.clip(features @ self._weights, *LOG_SCALE_BOUNDS)
+        scales: Floats = np.clip(_times(features, self._weights), *LOG_SCALE_BOUNDS)
         return scales
 
     def _fit_risk(self, features: Floats, bins: Ints, ended: npt.NDArray[np.bool_]) -> Ints:
@@ -166,14 +167,35 @@ class GapModel:
             return np.zeros(len(bins), np.int64)
         exposure = _baseline_exposure(bins, ended)
         for _ in range(2):
-            expected = exposure * np.exp(np.clip(features @ self._risk, *LOG_RISK_BOUNDS))
-            gradient = features.T @ (ended - expected) - RIDGE_RISK * self._risk
-            curvature = (features * expected[:, None]).T @ features + RIDGE_RISK * np.eye(NUM_FEATURES)
+            expected = exposure * np.exp(np.clip(_times(features, self._risk), *LOG_RISK_BOUNDS))
+            gradient = _sum_of(features, ended - expected) - RIDGE_RISK * self._risk
+            curvature = _moments(features, expected) + RIDGE_RISK * np.eye(NUM_FEATURES)
             self._risk += np.clip(np.linalg.solve(curvature, gradient), -1.0, 1.0)
-        score = np.clip(features @ self._risk, *LOG_RISK_BOUNDS)
+        score = np.clip(_times(features, self._risk), *LOG_RISK_BOUNDS)
         shares = np.arange(1, NUM_RISK_CLASSES) / NUM_RISK_CLASSES
         self._risk_cuts = np.quantile(score, shares)
         return np.searchsorted(self._risk_cuts, score)
+
+
+def _pieces(count: int) -> list[slice]:
+    """Rows in pieces so small that BLAS does not call other threads, which would wait for busy cores."""
+    return [slice(start, start + PIECE) for start in range(0, count, PIECE)]
+
+
+def _times(features: Floats, weights: Floats) -> Floats:
+    return np.concatenate([features[piece] @ weights for piece in _pieces(len(features))])
+
+
+def _sum_of(features: Floats, values: Floats) -> Floats:
+    total: Floats = np.sum([values[piece] @ features[piece] for piece in _pieces(len(features))], axis=0)
+    return total
+
+
+def _moments(features: Floats, weights: Floats) -> Floats:
+    """Sum over the rows of ``weight * outer(row, row)``."""
+    parts = [(features[piece] * weights[piece, None]).T @ features[piece] for piece in _pieces(len(features))]
+    total: Floats = np.sum(parts, axis=0)
+    return total
 
 
 def _baseline_exposure(bins: Ints, ended: npt.NDArray[np.bool_]) -> Floats:

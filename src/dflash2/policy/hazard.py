@@ -33,13 +33,14 @@ RADIX = 64
 
 def bin_of(log_time: Floats, low: float) -> Ints:
     """int64 ``[n]``: bin of each ``log_time``; ``low`` is where the first bin begins."""
-    bins: Ints = np.clip((log_time - low) / BIN_WIDTH, 0.0, NUM_BINS - 1).astype(np.int64)
+    bins: Ints = np.empty(log_time.shape, np.int64)
+    np.clip((log_time - low) / BIN_WIDTH, 0.0, NUM_BINS - 1, out=bins, casting="unsafe")
     return bins
 
 
 def edges(low: float) -> Floats:
     """float64 ``[NUM_BINS + 1]``: where the bins begin and end, in time; the first begins at 0."""
-    at = np.exp(low + BIN_WIDTH * np.arange(NUM_BINS + 1))
+    at: Floats = np.exp(low + BIN_WIDTH * np.arange(NUM_BINS + 1))
     at[0] = 0.0
     return at
 
@@ -135,8 +136,8 @@ def _counts(node: Ints, bins: Ints, ended: npt.NDArray[np.bool_], num_nodes: int
     """Ends and waits at risk, ``[nodes, NUM_BINS]`` each; a wait that goes on counts half in the bin it is in."""
     cell = node * NUM_BINS + bins
     size = num_nodes * NUM_BINS
-    ends: Floats = np.bincount(cell, ended, size).reshape(num_nodes, NUM_BINS)
-    waiting: Floats = np.bincount(cell, ~ended, size).reshape(num_nodes, NUM_BINS)
+    ends = np.asarray(np.bincount(cell, ended, size), np.float64).reshape(num_nodes, NUM_BINS)
+    waiting = np.asarray(np.bincount(cell, ~ended, size), np.float64).reshape(num_nodes, NUM_BINS)
     at_risk: Floats = np.cumsum((ends + waiting)[:, ::-1], axis=1)[:, ::-1] - 0.5 * waiting
     return _smooth(ends), _smooth(at_risk)
 

@@ -8,6 +8,7 @@ expected uses to expected time of holding (``index``). ``docs/policy.md`` has it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.policy.forecast import NUM_SHARED_CLASSES, Forecaster, Request
 from dflash2.policy.horizon import TurnoverHorizon
 from dflash2.policy.ranking import smallest_first
-from dflash2.policy.segments import SegmentClass, SegmentStore
+from dflash2.policy.segments import CLASS_OF_NOBODY, SegmentClass, Segments, SegmentStore
 from dflash2.policy.sessions import WIDELY_SHARED
 from dflash2.policy.shares import ShareOfUse
 from dflash2.table.page_table import PageTable
@@ -32,6 +33,10 @@ SWEEP_EVERY = 100
 """Requests between two counts of the segments' blocks."""
 KNOWN_SOONEST_S = 0.1
 """A block whose known next use is nearer than this is worth no more than one that is so near."""
+LEVEL_OF_SHARERS = np.clip(np.log2(np.maximum(np.arange(256), 1)).astype(np.int64) - 1, 0, NUM_SHARED_CLASSES - 2)
+"""Class of a block by how many sessions share it."""
+VALUES_STAY = 0.003
+"""Part of the horizon for which the value of a segment is taken to stay what it was."""
 FEW = 512
 """So many blocks are ordered one by one."""
 
@@ -54,8 +59,13 @@ class HeatPolicy:
         self._shares = ShareOfUse()
         self._requests: dict[str, Request] = {}
         self._num_arrivals = 0
-        self._values_at: float | None = None
+        self._values_at = -np.inf
         self._values: Floats = np.zeros(0)
+        self._ascending: Segments = np.zeros(0, np.int64)
+        self._sizes: Segments = np.zeros(0, np.int64)
+        """Of ``_ascending``: blocks up to and including each segment, as of when all values were computed."""
+        self._changed: set[int] = set()
+        """Segments whose value is not what ``_values`` says."""
 
     def horizon_s(self, now: float) -> float:
         return self._turnover.seconds(now)
@@ -68,20 +78,20 @@ class HeatPolicy:
             self._segments.disown(forgotten.row)
         self._requests[request_id] = request
         self._num_arrivals += 1
-        self._values_at = None
+        self._changed.update(request.previous or ())
 
     def on_finish(self, request_id: str, outcome: Outcome | None, now: float) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._forecast.finish(request, outcome, now)
-            self._values_at = None
+            self._changed.update(request.session.segments)
 
     def on_use(self, table: PageTable, ids: IntArray, now: float, request_id: str | None) -> None:
         self._segments.fit_table(table)
         self._note_shared_use(ids, now)
         request = self._requests.get(request_id) if request_id is not None else None
         if request is None:
-            self._segments.move(ids, self._segments.new(0, SegmentClass.UNKNOWN, 0, 1.0, now))
+            self._take_over(ids, now)
         else:
             if request.num_seen and len(ids):  # another turn of the same request
                 age = now - float(table.last_use[ids[-1]])
@@ -90,7 +100,6 @@ class HeatPolicy:
             request.num_seen = 0
             self._assign(request, ids, now)
         table.last_use[ids] = now
-        self._values_at = None
 
     def on_allocate(self, table: PageTable, ids: IntArray, now: float, request_id: str | None) -> None:
         self._turnover.note(len(ids), now)
@@ -99,11 +108,10 @@ class HeatPolicy:
         self._segments.forget_uses(ids)
         request = self._requests.get(request_id) if request_id is not None else None
         if request is None:
-            self._segments.move(ids, self._segments.new(0, SegmentClass.UNKNOWN, 0, 1.0, now))
+            self._take_over(ids, now)
         else:
             self._settle(table, request, ids[:0])
             self._assign(request, ids, now)
-        self._values_at = None
         self._housekeeping(table, now)
 
     # -- what is asked -------------------------------------------------------------------------------------------
@@ -177,6 +185,12 @@ class HeatPolicy:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def _take_over(self, ids: IntArray, now: float) -> None:
+        """Blocks of nobody known."""
+        segment = self._segments.new(0, SegmentClass.UNKNOWN, 0, 1.0, now)
+        self._segments.move(ids, segment)
+        self._changed.add(segment)
+
     def _settle(self, table: PageTable, request: Request, used: IntArray) -> None:
         """Which blocks of the session's last request are used again; the others were left."""
         if request.previous is None:
@@ -207,10 +221,10 @@ class HeatPolicy:
         request.num_seen += len(ids)
         sharers = segments.num_sessions_of[ids]
         if sharers.max() >= WIDELY_SHARED:
-            levels = np.minimum(np.log2(np.maximum(sharers, 1)).astype(np.int64) - 1, NUM_SHARED_CLASSES - 2)
             shared = sharers >= WIDELY_SHARED
-            for level in np.unique(levels[shared]).tolist():
-                self._move(request, ids[shared & (levels == level)], SegmentClass.SHARED, level, now)
+            levels = LEVEL_OF_SHARERS[sharers[shared]]
+            for level in set(levels.tolist()):
+                self._move(request, ids[shared][levels == level], SegmentClass.SHARED, level, now)
             ids = ids[~shared]
         if request.partial_tail and request.num_seen == request.num_keys and len(ids):
             self._move(request, ids[-1:], SegmentClass.TAIL, 0, now)
@@ -227,18 +241,17 @@ class HeatPolicy:
             request.session.segments.append(segment)
         segments.touched_s[segment] = now
         segments.move(ids, segment)
+        self._changed.add(segment)
 
     def _note_shared_use(self, ids: IntArray, now: float) -> None:
         """Blocks of several sessions, or of nobody known, are used: how long that took is learned from."""
         segments = self._segments
         of_used = segments.of_block[ids]
-        decided = segments.kind[of_used] < SegmentClass.SHARED
-        if decided.all():
-            return
-        numbers, counts = np.unique(of_used[~decided], return_counts=True)
-        for segment, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            age = now - float(segments.touched_s[segment])
-            self._forecast.touches.note_use(int(segments.touch_class(np.array([segment]))[0]), age, count)
+        undecided = of_used[segments.kind[of_used] >= SegmentClass.SHARED]
+        for segment, count in Counter(undecided.tolist()).items():
+            shared = segments.kind[segment] == SegmentClass.SHARED
+            number = int(segments.level[segment]) if shared else CLASS_OF_NOBODY
+            self._forecast.touches.note_use(number, now - float(segments.touched_s[segment]), count)
 
     def _housekeeping(self, table: PageTable, now: float) -> None:
         if self._num_arrivals >= SWEEP_EVERY:
@@ -256,17 +269,35 @@ class HeatPolicy:
             self._forecast.learn(now)
 
     def _segment_values(self, now: float) -> Floats:
-        """Expected uses per second of each segment, ``[segments]``; infinite where there is none."""
-        if self._values_at != now or len(self._values) != len(self._segments.live):
-            segments, outlook = self._segments, self._forecast.outlook
+        """Expected uses per second of each segment, ``[segments]``; infinite where there is none.
+
+        All are computed anew when the last time is more than a small part of the horizon ago; in between only those of
+        sessions that something has happened to.
+        """
+        segments = self._segments
+        stale = now - self._values_at > VALUES_STAY * self.horizon_s(now) or now < self._values_at
+        if stale or len(self._values) != len(segments.live):
             self._values = np.full(len(segments.live), np.inf)
-            decided, shared = segments.split()
+            self._set_values(*segments.split(), now)
+            self._values_at = now
+            self._ascending = np.argsort(self._values, kind="stable")
+            self._sizes = np.cumsum(segments.num_blocks[self._ascending])
+        elif self._changed:
+            changed = np.array(list(self._changed), np.int64)
+            changed = changed[segments.live[changed]]
+            shared = segments.kind[changed] >= SegmentClass.SHARED
+            self._set_values(changed[~shared], changed[shared], now)
+        self._changed.clear()
+        return self._values
+
+    def _set_values(self, decided: Segments, shared: Segments, now: float) -> None:
+        segments, outlook = self._segments, self._forecast.outlook
+        if len(decided):
             value = outlook.session_value(segments.session[decided].astype(np.int64), now)
             self._values[decided] = value * segments.share[decided]
+        if len(shared):
             touched = segments.touched_s[shared]
             self._values[shared] = outlook.touch_value(segments.touch_class(shared), touched, now)
-            self._values_at = now
-        return self._values
 
     def _segment_heat(self, now: float) -> FloatArray:
         """Heat of each segment's blocks, ``[segments]``."""
@@ -281,10 +312,8 @@ class HeatPolicy:
 
     def _least(self, table: PageTable, ids: IntArray, count: int, values: Floats) -> IntArray:
         """Those of ``ids`` that may be among the ``count`` least valuable: whole segments, from the least on."""
-        segments = self._segments
-        ascending = np.argsort(values, kind="stable")
-        sizes = np.cumsum(segments.num_blocks[ascending])
-        value = values[segments.of_block[ids]]
+        ascending, sizes = self._ascending, self._sizes
+        value = values[self._segments.of_block[ids]]
         wanted = 2 * count
         while True:
             at = int(np.searchsorted(sizes, wanted))
