@@ -10,6 +10,7 @@ from dflash2.errors import ConfigError, RequestError
 from dflash2.replay.caches import Managed, make_replayed
 from dflash2.replay.classical.clairvoyant import fewest_writes
 from dflash2.replay.classical.opt import optimal_hits
+from dflash2.replay.device import DeviceModel
 from dflash2.replay.managed import BlockNames, BlockSize
 from dflash2.replay.report import write_savings
 from dflash2.replay.run import replay
@@ -103,3 +104,24 @@ def test_sizes_from_the_command_line() -> None:
 def test_a_policy_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(RequestError, match="no policy 'arc' for several tiers; choose from heat, lru, write-through"):
         make_replayed("arc", SLOTS, Config(), BlockSize(512, 1024), BlockNames())
+
+
+@pytest.mark.parametrize(("blocks_per_s", "near"), [(1000, 8), (0.001, 4)])
+def test_while_a_request_waits_its_blocks_come_nearer_as_fast_as_the_disk_reads(blocks_per_s: float, near: int) -> None:
+    """Half a second, in bursts of four blocks; a burst that has begun is finished."""
+    line = '{"timestamp": %d, "input_length": 4096, "output_length": 1, "hash_ids": %s}\n'
+    requests = [list(range(10 * number, 10 * number + 8)) for number in range(6)]
+    text = "".join(line % (9000 * number, blocks) for number, blocks in enumerate(requests)) + line % (
+        90000,
+        requests[0],
+    )
+    device = DeviceModel(nvme_read=blocks_per_s * 1024, admission_s=0.5)
+    config = Config.model_validate({"policy": {"high_watermark": 0.5, "low_watermark": 0.25}})
+    slots = {Tier.HBM: 16, Tier.DRAM: 32, Tier.NVME: 100}
+    one = make_replayed("lru", slots, config, BlockSize(512, 1024), BlockNames(), device)
+    replay(events_of(text), (one,))
+    outcomes = one.outcomes()
+    assert outcomes.hits[-1] == (0, 0, 8)
+    assert outcomes.movement.awaited_from_nvme == 8
+    assert outcomes.movement.brought_near == near
+    assert outcomes.movement.prefetched == outcomes.movement.prefetched_used == near

@@ -15,6 +15,7 @@ from dflash2.replay.classical.lfu import LFU
 from dflash2.replay.classical.lru import LRU
 from dflash2.replay.classical.s3fifo import S3FIFO
 from dflash2.replay.classical.wtinylfu import WTinyLFU
+from dflash2.replay.device import DeviceModel
 from dflash2.replay.events import Arrival, Finish
 from dflash2.replay.managed import BlockNames, BlockSize, ManagedCache
 from dflash2.replay.reference import Clairvoyant, Optimal, WriteThrough
@@ -22,6 +23,7 @@ from dflash2.replay.results import Movement, Outcomes
 from dflash2.replay.sizes import Slots, is_single
 from dflash2.types import Tier
 
+ASSUMED = DeviceModel()
 TAIL = "-tail"
 """Suffix: a request's last block is touched first, so that a prefix loses its end before its head."""
 OPT = "opt"
@@ -68,6 +70,7 @@ class Managed:
         self.cache.finish(finish)
 
     def outcomes(self) -> Outcomes:
+        self.cache.drain()
         counters = self.cache.cache.counters
         self._outcomes.movement = Movement(
             bytes_in=counters.swap_in_bytes,
@@ -76,6 +79,8 @@ class Managed:
             nvme_blocks_read=counters.loaded_from_nvme_blocks,
             prefetched=counters.prefetch_issued_blocks,
             prefetched_used=counters.prefetch_used_blocks,
+            awaited_from_nvme=self.cache.num_awaited,
+            brought_near=self.cache.num_brought_near,
         )
         self._outcomes.calibration = self.cache.sampler.bins()
         return self._outcomes
@@ -123,7 +128,9 @@ def policy_names(single_tier: bool) -> list[str]:
     return ["heat", *CLASSICAL, *(name + TAIL for name in CLASSICAL), OPT]
 
 
-def make_replayed(name: str, slots: Slots, config: Config, block: BlockSize, names: BlockNames) -> Replayed:
+def make_replayed(
+    name: str, slots: Slots, config: Config, block: BlockSize, names: BlockNames, device: DeviceModel = ASSUMED
+) -> Replayed:
     """A policy at one size.
 
     Args:
@@ -132,6 +139,7 @@ def make_replayed(name: str, slots: Slots, config: Config, block: BlockSize, nam
         config: everything else.
         block: size of a block.
         names: shared by all that are replayed together.
+        device: speeds of the machine.
 
     Raises:
         RequestError: there is no such policy; those there are are listed.
@@ -148,7 +156,7 @@ def make_replayed(name: str, slots: Slots, config: Config, block: BlockSize, nam
         chosen = config.model_copy(
             update={"enable": True, "policy": config.policy.model_copy(update={"eviction": eviction})}
         )
-        return Managed(name, slots, ManagedCache(chosen, slots, block, names))
+        return Managed(name, slots, ManagedCache(chosen, slots, block, names, device))
     if name == OPT:
         return Optimal(name, slots)
     make = CLASSICAL[name.removesuffix(TAIL)]

@@ -16,6 +16,7 @@ _SPEEDS = {
     "prefill_tokens_per_s": "prefill_tokens_per_s",
     "first_token_s": "first_token_s",
     "decode_tokens_per_s": "decode_tokens_per_s",
+    "admission_s": "admission_s",
     "block_bytes": "block_bytes",
 }
 
@@ -30,6 +31,7 @@ class DeviceModel:
         prefill_tokens_per_s: tokens of a prompt computed per second.
         first_token_s: when the first token of a request comes, for the time at which it ends; None: see ``Timing``.
         decode_tokens_per_s: pace of one request's output, for the same purpose.
+        admission_s: from arrival until a request may run: tokenising, and waiting for its turn.
         block_bytes: size of a block, where the profile tells it.
     """
 
@@ -38,6 +40,7 @@ class DeviceModel:
     prefill_tokens_per_s: float = 8000.0
     first_token_s: float | None = None
     decode_tokens_per_s: float | None = None
+    admission_s: float = 0.5
     block_bytes: int | None = None
 
     def ttft_s(self, hits: tuple[int, int, int], prompt_tokens: int, block_tokens: int, block_bytes: int) -> float:
@@ -65,7 +68,8 @@ def read_device_model(path: Path) -> DeviceModel:
     """Read a profile: a JSON object that ``dflash2 doctor --probe`` wrote or that was written by hand.
 
     Keys: ``dram_to_hbm_bytes_per_s``, ``nvme_read_bytes_per_s``, ``prefill_tokens_per_s``, ``first_token_s``,
-    ``decode_tokens_per_s``, ``block_bytes``; what is missing keeps its default, other keys are for others.
+    ``decode_tokens_per_s``, ``admission_s``, ``block_bytes``. What is missing keeps its default;
+    other keys are for others.
 
     Raises:
         ConfigError: it cannot be read, or a value is not a positive number.

@@ -85,13 +85,14 @@ def _hits_table(results: Sequence[Result]) -> Table:
 
 
 def _movement_table(results: Sequence[Result]) -> Table:
-    headings = ["blocks", "to HBM GB", "from HBM GB", "NVMe written GB", "prefetches used %"]
+    headings = ["blocks", "to HBM GB", "from HBM GB", "NVMe written GB", "prefetch used %", "in time %"]
     table = _table("What was moved", headings)
     for result in results:
-        movement, accuracy = result.outcomes.movement, result.prefetch_accuracy
+        movement = result.outcomes.movement
         sizes = (movement.bytes_in, movement.bytes_out, result.nvme_bytes_written)
-        used = "–" if accuracy is None else f"{100 * accuracy:.1f}"
-        table.add_row(result.policy, size_text(result), *(f"{size / 1e9:,.1f}" for size in sizes), used)
+        shares = (result.prefetch_accuracy, result.brought_near)
+        texts = ["–" if share is None else f"{100 * share:.1f}" for share in shares]
+        table.add_row(result.policy, size_text(result), *(f"{size / 1e9:,.1f}" for size in sizes), *texts)
     return table
 
 

@@ -28,6 +28,10 @@ class Movement:
     prefetched: int = 0
     prefetched_used: int = 0
     """Of the blocks prefetched, those that had arrived when they were needed."""
+    awaited_from_nvme: int = 0
+    """Blocks that were on NVMe only when their request arrived."""
+    brought_near: int = 0
+    """Of these, in DRAM or HBM when it was admitted."""
 
 
 @dataclass
@@ -96,6 +100,12 @@ class Result:
         movement = self.outcomes.movement
         return movement.prefetched_used / movement.prefetched if movement.prefetched else None
 
+    @property
+    def brought_near(self) -> float | None:
+        """Of the blocks found on NVMe, the share that was nearer at admission; None if none was there."""
+        movement = self.outcomes.movement
+        return movement.brought_near / movement.awaited_from_nvme if movement.awaited_from_nvme else None
+
     def ttft_ms(self) -> dict[str, float] | None:
         """Median, 90th and 99th percentile of the modelled TTFT; None without a device profile."""
         if self.device is None or not self.outcomes.hits:
@@ -118,6 +128,7 @@ class Result:
             "bytes_out": movement.bytes_out,
             "nvme_bytes_written": self.nvme_bytes_written,
             "prefetch_accuracy": self.prefetch_accuracy,
+            "nvme_hits_nearer_at_admission": self.brought_near,
             "calibration": [[b.heat, b.share_used, b.num_blocks] for b in outcomes.calibration],
         }
         ttft = self.ttft_ms()

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dflash2.config import Config
 from dflash2.errors import TraceError
-from dflash2.replay.caches import Replayed, make_replayed
+from dflash2.replay.caches import ASSUMED, Replayed, make_replayed
 from dflash2.replay.device import DeviceModel
 from dflash2.replay.events import Arrival, Event
 from dflash2.replay.managed import BlockNames, BlockSize
@@ -69,7 +69,7 @@ def run_plan(plan: ReplayPlan, console: Console) -> list[Result]:
         capacities = plan.capacities or (slots_of_config(plan.config, plan.ranks, block.num_bytes),)
         names = BlockNames()
         replayed = [
-            make_replayed(policy, slots, plan.config, block, names)
+            make_replayed(policy, slots, plan.config, block, names, plan.device or ASSUMED)
             for policy, slots in itertools.product(plan.policies, capacities)
         ]
         _show(plan, source, itertools.chain([first], events), replayed, console)

@@ -76,7 +76,7 @@ class Traffic:
     def try_out(self, config: Config) -> Outcome:
         """Replay the traffic with these settings."""
         slots = slots_of_config(config, self._ranks, self._block.num_bytes)
-        cache = make_replayed(config.policy.eviction, slots, config, self._block, self._names)
+        cache = make_replayed(config.policy.eviction, slots, config, self._block, self._names, self._device)
         replay(self._events, (cache,))
         outcomes = cache.outcomes()
         ttft = np.array(outcomes.ttft_s(self._device, self._block.num_bytes))
