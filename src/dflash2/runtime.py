@@ -220,6 +220,37 @@ class Runtime:
         keys = self.cache.reusable_keys(root, token_ids)
         return self.arrivals.note(request_id, keys, self.clock()) * self.layout.block_size
 
+    def cached_tokens(
+        self, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None
+    ) -> dict[Tier, int]:
+        """How many of a prompt's tokens are cached, each counted on the fastest tier that has it. Without effect."""
+        table = self.cache.table
+        rest = self.cache.peek(self._namespace.root(adapter, tenant_salt), token_ids)
+        found = {}
+        for tier in Tier:
+            there = table.has(rest, tier)
+            found[tier] = int(np.count_nonzero(there)) * self.layout.block_size
+            rest = rest[~there]
+        return found
+
+    def try_keep(self, sequence: Sequence, name: str, num_blocks: int) -> Sequence | None:
+        """Hold the first full blocks of a sequence beyond its end: they may be moved, not forgotten.
+
+        Args:
+            sequence: open; has so many full blocks.
+            name: of the promise that covers them, until the returned sequence is closed.
+            num_blocks: how many.
+
+        Returns:
+            None, and no change, if they cannot be promised, or if no tier could take them from HBM.
+        """
+        if not self.can_swap or not self.ledger.try_reserve(name, num_blocks):
+            return None
+        kept = self.cache.fork(sequence, name)
+        self.cache.truncate(kept, num_blocks)
+        self._note_promise(kept, name)
+        return kept
+
     def forget_arrival(self, request_id: str) -> None:
         """It waits no longer. Idempotent."""
         self.arrivals.forget(request_id)

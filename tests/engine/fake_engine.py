@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
-from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
+from dflash2.engine.base import FinishReason, GenerationRequest, PrefetchReport, TokenOutput
+from dflash2.types import IntArray
 
 Script = Callable[[GenerationRequest], Iterator[object]]
 """What a request produces: token ids, a ``FinishReason`` to end with, or an exception that ``step()`` raises.
@@ -52,6 +53,7 @@ class FakeEngine:
     running: dict[str, _Running] = field(default_factory=dict)
     added: list[GenerationRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    expected: list[tuple[list[int], str | None, str | None, float]] = field(default_factory=list)
     ended_answers: list[tuple[str, int]] = field(default_factory=list)
     num_steps: int = 0
     num_idle: int = 0
@@ -85,6 +87,13 @@ class FakeEngine:
         gone = self.running.pop(request_id, None)
         if gone is not None:
             self._gone.append(self._output(gone, None, FinishReason.CANCELLED))
+
+    def prefetch(
+        self, token_ids: IntArray, adapter: str | None, tenant_salt: str | None, ttl_s: float
+    ) -> PrefetchReport:
+        self._called()
+        self.expected.append((token_ids.tolist(), adapter, tenant_salt, ttl_s))
+        return PrefetchReport(len(token_ids), 4, 2, 1)
 
     def step(self) -> list[TokenOutput]:
         self._called()

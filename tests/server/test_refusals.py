@@ -88,6 +88,7 @@ TEXT: dict[str, Any] = {"model": MODEL, "prompt": "hi"}
         ({"logprobs": 0.5}, "invalid_value", "logprobs"),
         ({"pin": True}, None, "pin"),
         ({"ttl_s": 0}, "invalid_value", "ttl_s"),
+        ({"ttl_s": 5}, None, "ttl_s"),
         ({"priority": 1.5}, "invalid_value", "priority"),
         ({"session_id": ""}, "invalid_value", "session_id"),
         ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),

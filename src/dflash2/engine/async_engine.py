@@ -12,9 +12,10 @@ from enum import Enum
 from functools import partial
 from typing import Any, TypeVar
 
-from dflash2.engine.base import Engine, GenerationRequest, TokenOutput
+from dflash2.engine.base import Engine, GenerationRequest, PrefetchReport, TokenOutput
 from dflash2.errors import CapacityError, EngineStopped, ModelError, RequestError
 from dflash2.pipeline.handoff import TokenSpan
+from dflash2.types import IntArray
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +151,12 @@ class AsyncEngine:
     def end_answer(self, request_id: str, index: int) -> None:
         """End one answer of a request, whose others go on; without effect on what has ended."""
         self._submit(partial(self._engine.cancel, request_id, index))
+
+    async def prefetch(
+        self, token_ids: IntArray, adapter: str | None, tenant_salt: str | None, ttl_s: float
+    ) -> PrefetchReport:
+        """See ``Engine.prefetch``; also raises EngineStopped."""
+        return await self.between_steps(partial(self._engine.prefetch, token_ids, adapter, tenant_salt, ttl_s))
 
     async def between_steps(self, work: Callable[[], T]) -> T:
         """Have the engine's thread do something short between two steps; its result or what it raised.

@@ -43,7 +43,7 @@ class RequestHints:
 
     Attributes:
         session_id: the conversation it belongs to.
-        ttl_s: how long the conversation is expected to go on being used after this request.
+        ttl_s: how long a pin lasts, from the end of the request on.
         priority: smaller goes first, as in vLLM; 0 is the usual.
         pin: keep the prompt's blocks for ``ttl_s``, whatever the policy thinks of them.
     """
@@ -52,6 +52,21 @@ class RequestHints:
     ttl_s: float | None = None
     priority: int = 0
     pin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchReport:
+    """Where the tokens of an announced prompt are, each on the fastest tier that has it."""
+
+    num_prompt_tokens: int
+    hbm_tokens: int
+    dram_tokens: int
+    nvme_tokens: int
+
+    @property
+    def missing_tokens(self) -> int:
+        """Those that have to be computed."""
+        return self.num_prompt_tokens - self.hbm_tokens - self.dram_tokens - self.nvme_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +173,15 @@ class Engine(Protocol):
         """End a request, or one of its answers; idempotent, unknown ones are ignored.
 
         A ``CANCELLED`` output for each answer that ends so follows from the next step.
+        """
+
+    def prefetch(
+        self, token_ids: IntArray, adapter: str | None, tenant_salt: str | None, ttl_s: float
+    ) -> PrefetchReport:
+        """A prompt is expected within ``ttl_s``: begin to bring what is cached of it nearer.
+
+        Raises:
+            RequestError: there is no such adapter.
         """
 
     def step(self) -> list[TokenOutput]:

@@ -6,8 +6,9 @@ from typing import Any
 
 from dflash2.cache.sequence import Sequence
 from dflash2.engine.adapters import Adapters
-from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
+from dflash2.engine.base import FinishReason, GenerationRequest, PrefetchReport, TokenOutput
 from dflash2.engine.branches import Brancher, Branches, GapWatcher
+from dflash2.engine.hints import Hints
 from dflash2.engine.model_runner import ModelRunner
 from dflash2.engine.request_state import RequestState
 from dflash2.engine.scheduler import Scheduler
@@ -54,8 +55,9 @@ class ReferenceEngine:
         self._vocab_size = vocab_size
         self._groups: dict[str, Branches] = {}
         self._brancher = Brancher(scheduler.fork, self._remove, self._groups)
+        self._hints = Hints(runtime)
         self._latencies = RequestLatencies()
-        runtime.stats_of.update(scheduler=scheduler.stats, latency=self._latencies.as_dict)
+        runtime.stats_of.update(scheduler=scheduler.stats, latency=self._latencies.as_dict, hints=self._hints.stats)
         if adapters is not None:
             runtime.stats_of["adapters"] = lambda: adapters.stats(runtime.clock())
         self._closed = False
@@ -79,7 +81,7 @@ class ReferenceEngine:
         if request.request_id in self._groups:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         _check_prompt(request.token_ids, self._vocab_size, self.max_context_tokens)
-        adapter = self._adapter_of(request)
+        adapter = self._adapter_named(request.adapter)
         num_prompt = len(request.token_ids)
         total = min(num_prompt + sampling.max_tokens, self.max_context_tokens)
         at_once, needed = self.runtime.needed_blocks(num_prompt, total - num_prompt, sampling.num_branches)
@@ -100,6 +102,12 @@ class ReferenceEngine:
         if group is not None and (index is None or group.beams is None):  # a beam is not an answer yet
             for state in group.live:
                 state.cancelled |= index is None or state.index == index
+
+    def prefetch(
+        self, token_ids: IntArray, adapter: str | None, tenant_salt: str | None, ttl_s: float
+    ) -> PrefetchReport:
+        spec = self._adapter_named(adapter)
+        return self._hints.expect(token_ids, None if spec is None else spec.digest, tenant_salt, ttl_s)
 
     def step(self) -> list[TokenOutput]:
         now = self.runtime.clock()
@@ -139,6 +147,7 @@ class ReferenceEngine:
             self._closed = True
             for state in self._scheduler.every():
                 self._scheduler.remove(state)
+            self._hints.release_all()
             self._groups.clear()
             if self.adapters is not None:
                 self.adapters.close()
@@ -146,6 +155,7 @@ class ReferenceEngine:
             self.runtime.shutdown()
 
     def _rebalance(self) -> None:
+        self._hints.expire(self.runtime.clock())
         leaving, upcoming = self._scheduler.leaving_next(), self._scheduler.upcoming()
         self.runtime.rebalance([state.blocks for state in leaving], [state.blocks for state in upcoming])
 
@@ -159,13 +169,13 @@ class ReferenceEngine:
             if output.ends_request:
                 self._latencies.on_end(output.request_id)
 
-    def _adapter_of(self, request: GenerationRequest) -> AdapterSpec | None:
-        """Raises RequestError: the request names an adapter that does not exist."""
-        if request.adapter is None:
+    def _adapter_named(self, name: str | None) -> AdapterSpec | None:
+        """Raises RequestError: there is no such adapter."""
+        if name is None:
             return None
         if self.adapters is None:
             raise RequestError("this engine has no adapters", param="model")
-        return self.adapters.spec_of(request.adapter)
+        return self.adapters.spec_of(name)
 
     def _admit_adapters(self, now: float) -> list[TokenOutput]:
         """Requests whose adapter is ready go on to the scheduler; those that cannot are ended."""
@@ -186,6 +196,8 @@ class ReferenceEngine:
         if self.adapters is not None and state.adapter_key is not None and state.adapter_slot is None:
             self.adapters.remove(state)
         else:
+            if is_last and state.sequence is not None:
+                self._hints.keep(state.request_id, state.request.hints, state.sequence, state.num_prompt_tokens)
             self._scheduler.remove(state)
         if is_last and self.adapters is not None:
             self.adapters.release(state.request_id)

@@ -14,6 +14,7 @@ from dflash2.server.context import ServerContext
 from dflash2.server.errors import ApiError, install_handlers
 from dflash2.server.lora_routes import lora_router
 from dflash2.server.openai_routes import openai_router
+from dflash2.server.prefetch_route import prefetch_router
 from dflash2.server.traffic import CountTraffic
 
 
@@ -39,7 +40,13 @@ def create_app(context: ServerContext, routers: Sequence[APIRouter] = ()) -> Fas
     app.add_middleware(CountTraffic, traffic=context.traffic)
     app.include_router(health_router(context))
     guard = [Depends(_key_check(context.settings.api_key))]
-    for router in (openai_router(context), lora_router(context), data_router(server_view(context)), *routers):
+    for router in (
+        openai_router(context),
+        lora_router(context),
+        prefetch_router(context),
+        data_router(server_view(context)),
+        *routers,
+    ):
         app.include_router(router, dependencies=guard)
     app.include_router(page_router())
     return app

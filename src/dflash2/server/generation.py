@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from dflash2.engine.async_engine import AsyncEngine
-from dflash2.engine.base import GenerationRequest
+from dflash2.engine.base import GenerationRequest, PrefetchReport
 from dflash2.pipeline.chat import ChatRenderer
 from dflash2.pipeline.detokenizer import CONTEXT_TOKENS
 from dflash2.pipeline.pipeline import Pipeline, TextPrompt
@@ -18,7 +19,7 @@ from dflash2.pipeline.tokenizer import Tokenizer
 from dflash2.server.answer_text import AnswerText, TextDelta
 from dflash2.server.asking import hints_of, sampling_of
 from dflash2.server.errors import ApiError, from_output
-from dflash2.server.schema import ChatBody, CompletionBody, GenerationBody
+from dflash2.server.schema import ChatBody, CompletionBody, GenerationBody, PrefetchBody, parse_prompts
 
 DEFAULT_COMPLETION_TOKENS = 16
 """As in OpenAI's API. Chats may use what the context leaves."""
@@ -49,8 +50,7 @@ class Frontend:
 
     def chat_asks(self, body: ChatBody, request_id: str, arrival_s: float, adapter: str | None = None) -> list[Ask]:
         """The one engine request of a chat. It raises RequestError or ApiError if the messages cannot be served."""
-        num_chars = sum(len(str(message.get("content", ""))) for message in body.messages)
-        prompt = TextPrompt(lambda: self._chat.render(body.messages), num_chars, add_special_tokens=False)
+        prompt = self._chat_prompt(body.messages)
         return [partial(self._request, prompt, body, body.output_limit, request_id, arrival_s, "messages", adapter)]
 
     def completion_asks(
@@ -69,6 +69,27 @@ class Frontend:
             for index, prompt in enumerate(body.prompts)
         ]
 
+    async def prefetch(self, body: PrefetchBody, adapter: str | None) -> PrefetchReport:
+        """Have the engine bring what is cached of a prompt nearer.
+
+        Raises:
+            RequestError, ApiError: the prompt cannot be tokenised, or there is none.
+        """
+        given = [body.prompt is not None, body.messages is not None]
+        if given.count(True) != 1:
+            raise ApiError(400, "either prompt or messages must be given", param="prompt")
+        if body.messages is not None:
+            prompt: TextPrompt | list[int] = self._chat_prompt(body.messages)
+        else:
+            prompts = parse_prompts(body.prompt)
+            if len(prompts) != 1:
+                raise ApiError(400, "one prompt at a time", param="prompt")
+            prompt = self._prompt(prompts[0])
+        span = await self.pipeline.prepare(prompt, lambda num_prompt: self._output_room(num_prompt, 1, "prompt"))
+        token_ids = span.prompt.copy()
+        span.release()
+        return await self._engine.prefetch(token_ids, adapter, body.cache_salt, body.ttl_s)
+
     def stream(self, asks: Sequence[Ask], num_answers: int, stops: Sequence[str]) -> TextStream:
         """The text of all requests as it comes; closing it cancels what still runs.
 
@@ -81,6 +102,10 @@ class Frontend:
             DFlash2Error, ApiError: a request was refused or failed; the others are cancelled.
         """
         return merge([self._answers(number * num_answers, ask, num_answers, stops) for number, ask in enumerate(asks)])
+
+    def _chat_prompt(self, messages: list[dict[str, Any]]) -> TextPrompt:
+        num_chars = sum(len(str(message.get("content", ""))) for message in messages)
+        return TextPrompt(lambda: self._chat.render(messages), num_chars, add_special_tokens=False)
 
     def _prompt(self, prompt: str | list[int]) -> TextPrompt | list[int]:
         if isinstance(prompt, str):

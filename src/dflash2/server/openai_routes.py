@@ -28,7 +28,7 @@ def openai_router(context: ServerContext) -> APIRouter:
         arrival_s = time.monotonic()
         body = await _read(context, request, ChatBody)
         reply = ChatReply(body.model, with_logprobs=body.num_top_logprobs is not None)
-        asks = context.frontend.chat_asks(body, reply.id, arrival_s, _adapter(context, body))
+        asks = context.frontend.chat_asks(body, reply.id, arrival_s, adapter_of(context, body.model))
         return await _answer(context, request, body, reply, asks)
 
     @router.post("/completions")
@@ -36,7 +36,7 @@ def openai_router(context: ServerContext) -> APIRouter:
         arrival_s = time.monotonic()
         body = await _read(context, request, CompletionBody)
         reply = CompletionReply(body.model, with_logprobs=body.num_top_logprobs is not None)
-        asks = context.frontend.completion_asks(body, reply.id, arrival_s, _adapter(context, body))
+        asks = context.frontend.completion_asks(body, reply.id, arrival_s, adapter_of(context, body.model))
         return await _answer(context, request, body, reply, asks)
 
     @router.get("/models")
@@ -48,7 +48,7 @@ def openai_router(context: ServerContext) -> APIRouter:
 
     @router.get("/models/{model_id:path}")
     async def model(model_id: str) -> dict[str, Any]:
-        _check_model(context, model_id)
+        check_model(context, model_id)
         return _model(context, model_id)
 
     return router
@@ -58,7 +58,7 @@ async def _read(context: ServerContext, request: Request, kind: type[Body]) -> B
     settings = context.settings
     value = await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
     body = parse_body(kind, value)
-    _check_model(context, body.model)
+    check_model(context, body.model)
     return body
 
 
@@ -75,7 +75,8 @@ async def _answer(
     return await whole_answer(request, deltas, reply, choices)
 
 
-def _check_model(context: ServerContext, name: str) -> None:
+def check_model(context: ServerContext, name: str) -> None:
+    """Raises ApiError: there is no model or adapter of that name."""
     names = list(context.settings.model_names)
     if context.adapters is not None:
         names += [spec.name for spec in context.adapters.registry.all()]
@@ -84,9 +85,9 @@ def _check_model(context: ServerContext, name: str) -> None:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
-def _adapter(context: ServerContext, body: GenerationBody) -> str | None:
-    """The adapter that the request names as its model."""
-    return None if body.model in context.settings.model_names else body.model
+def adapter_of(context: ServerContext, name: str) -> str | None:
+    """The adapter that a request names as its model; None for the model itself."""
+    return None if name in context.settings.model_names else name
 
 
 def _model(context: ServerContext, name: str) -> dict[str, Any]:

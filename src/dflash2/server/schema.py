@@ -88,11 +88,11 @@ class GenerationBody(BaseModel):
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """The conversation that the request belongs to."""
     ttl_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] | None = None
-    """How long the conversation will go on being used, as far as the client knows."""
+    """How long the pin lasts, from the end of the answer on."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
     """Smaller goes first."""
     pin: bool | None = None
-    """Keep the prompt's blocks for ``ttl_s``."""
+    """Keep the prompt's blocks for ``ttl_s``. The pin of a session's next request takes the place of this one."""
 
     @property
     def stop_strings(self) -> list[str]:
@@ -136,6 +136,20 @@ class ChatBody(GenerationBody):
     @property
     def output_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class PrefetchBody(BaseModel):
+    """``POST /dflash2/prefetch``: a prompt that will come soon, as it will be sent then."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    prompt: Any = None
+    """Text or token ids; one prompt."""
+    messages: list[dict[str, Any]] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    ttl_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 60.0
+    """For how long it is expected."""
 
 
 class CompletionBody(GenerationBody):
@@ -184,6 +198,8 @@ def parse_body(kind: type[Body], value: Mapping[str, Any]) -> Body:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if body.pin and body.ttl_s is None:
         raise ApiError(400, "pin needs ttl_s: for how long", param="pin")
+    if body.ttl_s is not None and not body.pin:
+        raise ApiError(400, "ttl_s is how long a pin lasts: it needs pin: true", param="ttl_s")
     return body
 
 

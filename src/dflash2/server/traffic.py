@@ -20,6 +20,7 @@ ROUTES = (
     "/metrics",
     "/dflash2/",
     "/dflash2/{name:path}",
+    "/dflash2/prefetch",
     "/dflash2/stats",
     "/dflash2/blocks",
     "/dflash2/policy",
