@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"dflash2: warning: everybody who reaches {args.host} may use this server", file=sys.stderr)
         from dflash2.engine.factory import create_engine
         from dflash2.engine.model_loader import load_tokenizer
+        from dflash2.pipeline.startup import startup_line
         from dflash2.pipeline.tokenizer import Tokenizer
         from dflash2.server.serving import serve
 
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
             engine = loading.submit(
                 create_engine, args.model, args.config, args.dtype, args.max_context, args.device, lora
             ).result()
-        print(engine.runtime.startup_line(), flush=True)
+        print(engine.runtime.startup_line(), startup_line(config), sep="\n", flush=True)
         return serve(
             engine,
             tokenizer,
