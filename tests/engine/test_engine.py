@@ -13,6 +13,7 @@ from tests.fakes.hash_model import answer, layout, words_of
 from dflash2.engine.base import FinishReason, GenerationRequest
 from dflash2.engine.sampling import SamplingParams
 from dflash2.errors import DeadlineExceeded, ModelError, RequestError, RequestTooLarge
+from dflash2.policy.base import Outcome
 from dflash2.pools.dram import DramPool
 from dflash2.pools.nvme import NvmePool
 from dflash2.pools.tensor import TensorPool
@@ -170,6 +171,18 @@ def test_stop_tokens_end_an_answer_and_are_part_of_it() -> None:
     world.run(50)
     assert world.reasons["s"] is FinishReason.STOP
     assert world.outputs["s"] == expected[: expected.index(stop) + 1]
+
+
+def test_the_policy_is_told_how_a_request_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = EngineWorld(TIERS["three tiers"])
+    told: list[tuple[str, Outcome | None]] = []
+    policy = world.engine.runtime.cache.policy
+    monkeypatch.setattr(policy, "on_finish", lambda request_id, outcome, now: told.append((request_id, outcome)))
+    world.add([1, 2, 3], max_tokens=7)
+    world.step()
+    assert told == []
+    world.run(50)
+    assert told == [("q0", Outcome("length", 7))]
 
 
 def test_the_context_limits_prompt_and_answer_together() -> None:

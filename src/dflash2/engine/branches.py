@@ -131,6 +131,7 @@ class Brancher:
 
     def end(self, state: RequestState, reason: FinishReason, *, token: int | None = None) -> TokenOutput:
         """Take a branch out; with the last one the request is over."""
+        state.finish_reason = reason
         self._leave(state)
         return _output(state, token, reason, more_to_come=state.request_id in self._groups)
 
@@ -148,6 +149,7 @@ class Brancher:
             branch.append(token)
             reason = _finish_reason(group, branch, token)
             if reason is not None:
+                branch.finish_reason = reason
                 self._leave(branch)
             more = reason is not None and branch.request_id in self._groups
             outputs.append(_output(branch, token, reason, more_to_come=more, logprobs=told))

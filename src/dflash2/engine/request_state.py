@@ -6,9 +6,9 @@ import numpy as np
 
 from dflash2.cache.admission import WaitReason
 from dflash2.cache.sequence import Sequence
-from dflash2.engine.base import GenerationRequest
+from dflash2.engine.base import FinishReason, GenerationRequest
 from dflash2.engine.sampling import branch_seed, resolve_seed
-from dflash2.policy.base import RequestTraits
+from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.types import IntArray
 
 
@@ -51,6 +51,8 @@ class RequestState:
         """Tokens produced since it last became resident."""
         self.cancelled = False
         self.error: Exception | None = None
+        self.finish_reason: FinishReason | None = None
+        """How it ended, once it has; beams end without."""
         self.size_tokens = max_total_tokens
         """How long it is expected to become; decides its place in the line."""
         self.overtaken_tokens = 0
@@ -99,6 +101,13 @@ class RequestState:
             num_prompt_tokens=self.num_prompt_tokens,
             beam_width=self.request.sampling.beam_width or 1,
         )
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the placement policy is told when it has ended."""
+        if self.finish_reason is None:
+            return None
+        return Outcome(self.finish_reason.value, self.num_output_tokens)
 
     def fork(self, index: int, sequence: Sequence | None) -> RequestState:
         """A branch with the same past.

@@ -158,7 +158,7 @@ class Scheduler(ABC):
         elif state.admitted_s is not None:
             self.batch_stage.drop(self.runtime.clock() - state.admitted_s)
         if state.sequence is not None:
-            self.runtime.close(state.sequence)
+            self.runtime.close(state.sequence, state.outcome)
 
     def fork(self, state: RequestState, index: int) -> RequestState:
         """A second branch of a running request, under the same promise; it takes its turns on its own from now on."""
