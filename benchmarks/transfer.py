@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +25,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from limits import DISK_DEPTHS, DiskLimit, MemcpyLimit, seconds
 
+from dflash2.pools import nvme_io
 from dflash2.pools.base import BlockPool, PieceCopier
 from dflash2.pools.dram import DramPool
 from dflash2.pools.file_wrappers import PacedFiles, payload_writes
@@ -39,7 +41,6 @@ from dflash2.transfer.engine import ThreadedTransferEngine
 from dflash2.types import MIB, ByteArray, IntArray, KVLayout, Tier, Urgency
 
 BATCH_BLOCKS = 32
-DISK_DEPTHS = (2, 4, 8)
 BLOCK_KIB = (64, 128, 1024, 4096)
 NUM_LAYERS = 30
 """Of the layer-first layout: 60 pieces a block."""
@@ -71,32 +72,6 @@ class Route:
     run: Callable[[], None]
 
 
-def seconds(action: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
-# Limits
-
-
-class MemcpyLimit:
-    """One large copy by one thread, and by two."""
-
-    def __init__(self, nbytes: int, threads: ThreadPoolExecutor) -> None:
-        self._src, self._dst = PageMemory(nbytes).bytes, PageMemory(nbytes).bytes
-        self._src[:] = 1
-        self._threads = threads
-        self.nbytes = nbytes
-
-    def gb_s(self) -> float:
-        half = self.nbytes // 2
-        halves = [slice(0, half), slice(half, self.nbytes)]
-        one = seconds(lambda: np.copyto(self._dst, self._src))
-        two = seconds(lambda: list(self._threads.map(lambda h: np.copyto(self._dst[h], self._src[h]), halves)))  # type: ignore[arg-type]
-        return self.nbytes / min(one, two) / 1e9
-
-
 class DeviceCopyLimit:
     """One large asynchronous copy from the device to page-locked memory."""
 
@@ -110,43 +85,6 @@ class DeviceCopyLimit:
             torch.cuda.synchronize()
 
         return len(self._src) / seconds(copy) / 1e9
-
-
-class DiskLimit:
-    """O_DIRECT calls of 1 MiB from several threads on a file that was written before."""
-
-    def __init__(self, directory: Path, nbytes: int, threads: ThreadPoolExecutor) -> None:
-        self.path = directory / "limit"
-        self.nbytes = nbytes // MIB * MIB
-        flags = os.O_RDWR | os.O_CREAT
-        try:
-            self._fd = os.open(self.path, flags | os.O_DIRECT, 0o600)
-            self.direct = True
-        except OSError:
-            self._fd = os.open(self.path, flags, 0o600)
-            self.direct = False
-        self._buffer = PageMemory(self.nbytes).bytes
-        self._buffer[:] = np.random.default_rng(0).integers(0, 256, self.nbytes, dtype=np.uint8)
-        self._threads = threads
-        os.posix_fallocate(self._fd, 0, self.nbytes)
-        self._at_depth(8, os.pwritev)
-
-    def _at_depth(self, depth: int, call: Callable[[int, list[memoryview], int], int]) -> float:
-        view = self._buffer.data
-        offsets = range(0, self.nbytes, MIB)
-
-        def share(first: int) -> None:
-            for offset in offsets[first::depth]:
-                call(self._fd, [view[offset : offset + MIB]], offset)
-
-        return seconds(lambda: list(self._threads.map(share, range(depth))))  # type: ignore[arg-type]
-
-    def gb_s(self, call: Callable[[int, list[memoryview], int], int]) -> float:
-        return self.nbytes / min(self._at_depth(depth, call) for depth in DISK_DEPTHS) / 1e9
-
-    def close(self) -> None:
-        os.close(self._fd)
-        self.path.unlink()
 
 
 # Paths
@@ -319,6 +257,25 @@ def measure(
     return rows, medians
 
 
+def checksum_cost(directory: Path, nbytes: int, repeats: int) -> dict[str, float]:
+    """Share of the time of a store and of a load that checksums take; the same transfers alternate with and without."""
+    spans: dict[str, list[float]] = {"store": [], "load": [], "bare store": [], "bare load": []}
+    with bench(block_layout(MIB, 1), directory, nbytes, False, NvmeOptions(), "runs", "cpu") as ready:
+        for repeat in range(repeats + 1):
+            for prefix in ("", "bare "):
+                digest = nvme_io.xxhash.xxh3_64_intdigest
+                if prefix:
+                    nvme_io.xxhash.xxh3_64_intdigest = lambda data: 0
+                store = seconds(lambda: ready.move((Tier.DRAM, Tier.NVME, slice(None))))
+                load = seconds(lambda: ready.move((Tier.NVME, Tier.DRAM, slice(None))))
+                nvme_io.xxhash.xxh3_64_intdigest = digest
+                if repeat:
+                    spans[f"{prefix}store"].append(store)
+                    spans[f"{prefix}load"].append(load)
+    median = {name: statistics.median(values) for name, values in spans.items()}
+    return {name: round(1 - median[f"bare {name}"] / median[name], 3) for name in ("store", "load")}
+
+
 def slow_device(directory: Path, seconds_each: float, nbytes: int) -> dict[str, float]:
     """Latency of single-block loads with no stores, and with stores to a device that takes a tenth of its speed."""
     layout = block_layout(MIB, 1)
@@ -372,6 +329,36 @@ def load_latencies(ready: Bench, for_s: float, background: CopyJob | None = None
     return float(np.percentile(taken, 99))
 
 
+def lmcache(directory: Path, args: argparse.Namespace) -> list[dict[str, object]]:
+    """LMCache's rows, or one that says why there are none."""
+    python = args.peer_environment / "bin" / "python"
+    try:
+        if not python.exists():
+            subprocess.run([sys.executable, "-m", "venv", args.peer_environment], check=True, capture_output=True)
+            packages = [f"torch=={torch.__version__.split('+')[0]}", "numpy", "lmcache"]
+            subprocess.run(
+                [python, "-m", "pip", "install", "-q", *packages], check=True, capture_output=True, text=True
+            )
+        script = Path(__file__).with_name("peer_lmcache.py")
+        sizes = [str(kib) for kib in args.block_kib]
+        run = subprocess.run(
+            [python, script, directory, str(args.size_mb), str(args.repeats), *sizes],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=3600,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]
+        print(f"LMCache cannot be measured here: {reason}")
+        return [{"name": "LMCache", "error": reason}]
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
+    rows: list[dict[str, object]] = json.loads(line.removeprefix("RESULT "))
+    for row in rows:
+        print(f"{row['route']:10} LMCache {row['backend']:5} {row['block_bytes']} B  ratio {row['ratio']}")
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the result here as well")
@@ -384,6 +371,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the HBM pool lies")
     parser.add_argument("--slots", choices=("runs", "random"), default="runs")
     parser.add_argument("--slow-device-s", type=float, default=10.0, help="seconds for each half; 0 leaves it out")
+    parser.add_argument("--peers", action="store_true", help="also measure LMCache's CPU and disk backends")
+    parser.add_argument("--peer-environment", type=Path, default=Path(".venv-peers"), help="made if it is not there")
     args = parser.parse_args()
     nbytes, routes = args.size_mb * MIB, set(args.routes.split(","))
     rows: list[Row] = []
@@ -395,8 +384,8 @@ def main() -> None:
         stack.callback(disk.close)
         limits = {
             "memcpy": (DeviceCopyLimit(nbytes) if args.device == "cuda" else MemcpyLimit(nbytes, threads)).gb_s,
-            "disk write": lambda: disk.gb_s(os.pwritev),
-            "disk read": lambda: disk.gb_s(os.preadv),
+            "disk write": disk.write_gb_s,
+            "disk read": disk.read_gb_s,
         }
         io_mode = "buffered"
         for layered in (name == "layer" for name in args.layouts.split(",")):
@@ -414,6 +403,10 @@ def main() -> None:
                         flush=True,
                     )
         slow = slow_device(directory, args.slow_device_s, nbytes) if args.slow_device_s else None
+        cost = checksum_cost(directory, nbytes, args.repeats) if "dram>nvme" in routes else None
+        if cost is not None:
+            print(f"checksums take {cost['store']:.1%} of a store and {cost['load']:.1%} of a load of 1 MiB blocks")
+        peers = lmcache(directory, args) if args.peers else []
         if slow is not None:
             print(f"slow device: load p99 {slow['idle_load_p99_ms']} ms idle, {slow['slow_load_p99_ms']} ms slow")
     result = {
@@ -424,8 +417,9 @@ def main() -> None:
         "device": args.device,
         "slots": args.slots,
         "rows": [asdict(row) for row in rows],
+        "checksum_cost": cost,
         "slow_device": slow,
-        "peers": [],
+        "peers": peers,
     }
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
