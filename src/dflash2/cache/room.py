@@ -87,6 +87,7 @@ class Room:
                 ids = ids[self._table.ref_count[ids] > 0]
             if dst <= src or not len(ids) or not self._mover.accepts(dst, now):
                 continue
+            ids = self._without_worthless(ids, src, dst, now)
             self.make(dst, len(ids), now)
             ids = ids[self._table.has(ids, src)]  # making room may have forgotten some of them
             moved = self._mover.copy(ids, src, dst, urgency, evict_source=True)
@@ -95,6 +96,25 @@ class Room:
             if self._mover.leaving(dst):
                 break  # room is coming one tier down; going around it would put warm blocks on the slow tier
         return np.concatenate(begun) if begun else ids[:0]
+
+    def _without_worthless(self, ids: IntArray, src: Tier, dst: Tier, now: float) -> IntArray:
+        """Forget those of ``ids`` that are not worth a copy on ``dst``: nobody holds them, no others follow them.
+
+        Returns:
+            The others.
+        """
+        table = self._table
+        cached = (table.ref_count[ids] == 0) & (table.state[ids] == BlockState.PUBLISHED)
+        cached &= (table.present[ids] == TIER_BIT[src]) & (table.busy[ids] == 0)
+        worthless = ids[cached]
+        worthless = worthless[~self._policy.worth_storing(table, worthless, dst, now)]
+        going = worthless[self._index.ends_among(worthless)]
+        if not len(going):
+            return ids
+        self._index.unpublish_ends(going)
+        self.release(going)
+        self._counters.dropped_blocks += len(going)
+        return ids[table.has(ids, src)]
 
     def free_clean(self, ids: IntArray) -> IntArray:
         """Give up the HBM slots of those ``ids`` that have a copy below.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -153,6 +154,34 @@ class Forecaster:
         model = self.models[number]
         owners, rows, log_scales = model.refit(now)
         self.outlook.replace(number, model.tables, owners, rows, log_scales)
+
+    def state(self, now: float) -> dict[str, Any]:
+        """What was learned of waits, JSON-able; sessions are not in it."""
+        return {
+            "models": [model.state(now) for model in self.models],
+            "touches": self.touches.state(),
+            "turns": self.turns.state(),
+            "stops": list(self._stops),
+            "usual": [[gap.total, gap.weight] for gap in (self._usual, *self._usual_by_stop.values())],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is of another shape.
+        """
+        for model, rows in zip(self.models, state["models"], strict=True):
+            model.restore(rows)
+        self.touches.restore(state["touches"])
+        self.turns.restore(state["turns"])
+        for reason in state["stops"]:
+            self._stop_number(str(reason))
+        for gap, (total, weight) in zip((self._usual, *self._usual_by_stop.values()), state["usual"], strict=True):
+            gap.total, gap.weight = float(total), float(weight)
+        self._to_learn = [number for number, model in enumerate(self.models) if model.num_begun]
+        while self._to_learn:
+            self.learn(0.0)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

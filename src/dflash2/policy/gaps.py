@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash2.policy.hazard import (
+    RADIX,
     HazardTables,
     assumed_hazard,
     bin_of,
@@ -28,6 +29,8 @@ Ints = npt.NDArray[np.int64]
 NUM_FEATURES = 16
 WINDOW = 6000
 """Waits remembered."""
+WINDOW_SAVED = 1000
+"""Of them, those that survive a restart."""
 MAX_ROWS = 1024
 """Classes with a table of their own."""
 SHORTEST_S = 1e-3
@@ -121,6 +124,31 @@ class GapModel:
         score = float(np.clip(self._risk @ features, *LOG_RISK_BOUNDS))
         risk_class = int(np.searchsorted(self._risk_cuts, score))
         return self.tables.row_of((risk_class // 2, risk_class, *classes)), log_scale
+
+    # -- restarts ------------------------------------------------------------------------------------------------
+
+    def state(self, now: float) -> list[list[float]]:
+        """The latest waits, one a row: features, classes, age and whether the session came back."""
+        last = self.num_begun
+        slots = np.arange(max(0, last - WINDOW_SAVED), last) % WINDOW
+        age = np.where(self._going_on[slots], now - self._start[slots], self._age[slots])
+        columns = (self._features[slots], self._classes[slots], age[:, None], self._ended[slots, None])
+        rows: list[list[float]] = np.round(np.concatenate(columns, axis=1), 4).tolist()
+        return rows
+
+    def restore(self, rows: list[list[float]]) -> None:
+        """Take over what ``state`` returned, as waits that are over.
+
+        Raises:
+            ValueError: the rows are of another shape.
+        """
+        values = np.array(rows, np.float64).reshape(-1, NUM_FEATURES + self._classes.shape[1] + 2)
+        if not np.isfinite(values).all():
+            raise ValueError("a figure is not finite")
+        for row in values[-WINDOW_SAVED:].tolist():
+            classes = tuple(int(value) % RADIX for value in row[NUM_FEATURES:-2])
+            wait = self.begin(row[:NUM_FEATURES], classes, 0, 0.0)
+            self.end(wait, row[-2], came_back=row[-1] > 0.5)
 
     # -- learning ------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ expected uses to expected time of holding (``index``). ``docs/policy.md`` has it
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -25,10 +26,13 @@ from dflash2.policy.shares import ShareOfUse
 from dflash2.table.page_table import PageTable
 from dflash2.types import BoolArray, FloatArray, IntArray, Tier
 
+logger = logging.getLogger(__name__)
+
 Floats = npt.NDArray[np.float64]
 
 HEAT_AT_HORIZON = 0.8
 """Heat of a block whose next use is known to lie exactly one horizon away: the default threshold."""
+STATE_VERSION = 1
 SWEEP_EVERY = 100
 """Requests between two counts of the segments' blocks."""
 KNOWN_SOONEST_S = 0.1
@@ -38,6 +42,10 @@ LEVEL_OF_SHARERS = np.clip(np.log2(np.maximum(np.arange(256), 1)).astype(np.int6
 VALUES_STAY = 0.003
 """Part of the horizon for which the value of a segment is taken to stay what it was."""
 FEW = 512
+LONG_RUN_S = 4 * 3600.0
+"""What is not used for so long will have left every tier."""
+LEAST_CHANCE = {Tier.HBM: 0.0, Tier.DRAM: 0.01, Tier.NVME: 0.04}
+"""A copy is worth its write if it is used in the long run with this probability at least."""
 """So many blocks are ordered one by one."""
 
 
@@ -59,6 +67,7 @@ class HeatPolicy:
         self._shares = ShareOfUse()
         self._requests: dict[str, Request] = {}
         self._num_arrivals = 0
+        self._last_s = 0.0
         self._values_at = -np.inf
         self._values: Floats = np.zeros(0)
         self._ascending: Segments = np.zeros(0, np.int64)
@@ -78,6 +87,7 @@ class HeatPolicy:
             self._segments.disown(forgotten.row)
         self._requests[request_id] = request
         self._num_arrivals += 1
+        self._last_s = now
         self._changed.update(request.previous or ())
 
     def on_finish(self, request_id: str, outcome: Outcome | None, now: float) -> None:
@@ -118,14 +128,14 @@ class HeatPolicy:
 
     def refresh(self, table: PageTable, now: float) -> None:
         self._segments.fit_table(table)
-        table.heat[:] = self._segment_heat(now)[self._segments.of_block]
+        table.heat[:] = self._segment_chance(now, self.horizon_s(now))[self._segments.of_block]
         special = np.flatnonzero(np.isfinite(table.next_use) | (table.ref_count > 0)).astype(np.int32)
         table.heat[special] = self.heat(table, special, now)
 
     def heat(self, table: PageTable, ids: IntArray, now: float) -> FloatArray:
         """float32 ``[n]`` in [0, 1] at this moment."""
         self._segments.fit_table(table)
-        guessed = self._segment_heat(now)[self._segments.of_block[ids]]
+        guessed = self._segment_chance(now, self.horizon_s(now))[self._segments.of_block[ids]]
         paused = np.flatnonzero(table.ref_count[ids])
         if len(paused):
             chance = self._forecast.outlook.paused_chance(table.last_use[ids[paused]], now, self.horizon_s(now))
@@ -157,7 +167,9 @@ class HeatPolicy:
         return smallest_first(ids, value, table.position[ids], count)
 
     def worth_storing(self, table: PageTable, ids: IntArray, tier: Tier, now: float) -> BoolArray:
-        return np.ones(len(ids), np.bool_)
+        self._segments.fit_table(table)
+        chance = self._segment_chance(now, LONG_RUN_S)[self._segments.of_block[ids]]
+        return (chance >= LEAST_CHANCE[tier]) | (table.ref_count[ids] > 0) | np.isfinite(table.next_use[ids])
 
     def explain(self, table: PageTable, block_id: int, now: float) -> dict[str, Any]:
         self._segments.fit_table(table)
@@ -178,10 +190,20 @@ class HeatPolicy:
         return why
 
     def state(self) -> dict[str, Any]:
-        return {}
+        learned = self._forecast.state(self._last_s)
+        return {"policy": self.name, "version": STATE_VERSION, "shares": self._shares.state(), **learned}
 
     def restore(self, state: dict[str, Any]) -> None:
-        pass
+        if state.get("policy") != self.name or state.get("version") != STATE_VERSION:
+            return
+        forecast, shares = Forecaster(), ShareOfUse()
+        try:
+            forecast.restore(state)
+            shares.restore(state["shares"])
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("what heat had learned before cannot be used, it begins anew: %s", error)
+            return
+        self._forecast, self._shares = forecast, shares
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -299,9 +321,9 @@ class HeatPolicy:
             touched = segments.touched_s[shared]
             self._values[shared] = outlook.touch_value(segments.touch_class(shared), touched, now)
 
-    def _segment_heat(self, now: float) -> FloatArray:
-        """Heat of each segment's blocks, ``[segments]``."""
-        segments, outlook, horizon = self._segments, self._forecast.outlook, self.horizon_s(now)
+    def _segment_chance(self, now: float, horizon: float) -> FloatArray:
+        """Probability of a use within ``horizon`` seconds, of each segment's blocks, ``[segments]``."""
+        segments, outlook = self._segments, self._forecast.outlook
         heat = np.zeros(len(segments.live), np.float32)
         decided, shared = segments.split()
         chance = outlook.session_chance(segments.session[decided].astype(np.int64), now, horizon)

@@ -27,6 +27,14 @@ class ShareOfUse:
         used, seen = self._seen.get((kind, level), ASSUMED.get(kind, (1.0, 1.0)))
         self._seen[kind, level] = (used + share, seen + 1.0)
 
+    def state(self) -> list[list[float]]:
+        """Class, level, used and seen."""
+        return [[float(kind), float(level), used, seen] for (kind, level), (used, seen) in self._seen.items()]
+
+    def restore(self, rows: list[list[float]]) -> None:
+        """Take over what ``state`` returned."""
+        self._seen = {(SegmentClass(int(kind)), int(level)): (used, seen) for kind, level, used, seen in rows}
+
     def level_left(self, kind: SegmentClass, level: int) -> int:
         """Level of what is left of a segment."""
         if kind is SegmentClass.TAIL or level == LEVEL_OF_LEFT_TAIL:

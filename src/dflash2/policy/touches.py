@@ -43,6 +43,22 @@ class TouchModel:
         self._ends[0, at] += num_blocks / BLOCKS_PER_EVENT
         self._ends[number + 1, at] += num_blocks / BLOCKS_PER_EVENT
 
+    def state(self) -> list[list[float]]:
+        """Uses seen, by class and bin."""
+        rows: list[list[float]] = np.round(self._ends, 2).tolist()
+        return rows
+
+    def restore(self, rows: list[list[float]]) -> None:
+        """Take over what ``state`` returned.
+
+        Raises:
+            ValueError: the rows are of another shape.
+        """
+        ends = np.array(rows, np.float64)
+        if ends.shape != self._ends.shape or not np.isfinite(ends).all():
+            raise ValueError("another number of classes or bins")
+        self._ends = ends
+
     def refit(self, numbers: Ints, age_s: Floats, num_blocks: Ints) -> None:
         """Learn anew, given the class, the age and the blocks of each group that waits."""
         size = self._ends.size
