@@ -50,6 +50,12 @@ def test_the_same_seed_searches_alike() -> None:
     assert [one.config for one in first] == [one.config for one in second] != [one.config for one in other]
 
 
+def test_trials_at_the_same_time_find_something_good_too() -> None:
+    outcomes = search(made_up, BASE, 7, jobs=2)
+    assert len(outcomes) == 7 and outcomes[0].config == BASE
+    assert all(one == made_up(one.config) for one in outcomes)
+
+
 def test_the_best_is_fast_first_and_then_spares_the_disk() -> None:
     fast, near, slow = outcome(0.5, 90, 1.0), outcome(0.5, 40, 1.009), outcome(0.5, 1, 1.5)
     assert best_of([fast, near, slow]) is near

@@ -36,6 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--device-profile", type=Path, metavar="FILE", help="speeds; from `dflash2 doctor --probe`")
     parser.add_argument("--bytes-per-token", type=positive, metavar="N", help="as for `dflash2 replay`")
     parser.add_argument("--ranks", type=positive, default=1, metavar="N", help="that share DRAM and NVMe (1)")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="trials at the same time (1)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (0)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the configuration found")
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
@@ -110,7 +111,9 @@ def _search(args: argparse.Namespace, base: Config, traffic: Traffic, console: C
     columns = (TextColumn("tune"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=args.trials)
-        return search(traffic.try_out, base, args.trials, lambda: progress.advance(task), args.seed)
+        return search(
+            traffic.try_out, base, args.trials, lambda: progress.advance(task), seed=args.seed, jobs=args.jobs
+        )
 
 
 def _write(path: Path, values: dict[str, Any], *, force: bool) -> None:

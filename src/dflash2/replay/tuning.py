@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
-from collections.abc import Callable, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,16 +105,19 @@ def search(
     base: Config,
     num_trials: int,
     on_trial: Callable[[], None] = lambda: None,
+    *,
     seed: int = 0,
+    jobs: int = 1,
 ) -> list[Outcome]:
     """Try settings, the base first, then what the optimiser proposes after what it has seen.
 
     Args:
-        try_out: replays with a configuration.
+        try_out: replays with a configuration; with more than one job it is sent to other processes.
         base: its capacities are the budget; all other settings stay as they are.
         num_trials: how many to try, the base included.
         on_trial: called after each.
-        seed: of the optimiser; the same seed gives the same search.
+        seed: of the optimiser; the same seed and number of jobs give the same search.
+        jobs: trials at the same time.
 
     Returns:
         One outcome for each trial; the first is that of ``base``.
@@ -125,21 +130,25 @@ def search(
     )
     study.enqueue_trial(_start(base))
     outcomes: list[Outcome] = []
-    seen: dict[str, Outcome] = {}
-
-    def objective(trial: optuna.Trial) -> tuple[float, float, float]:
-        config = _propose(trial, base)
-        key = config.model_dump_json()
-        if key not in seen:
-            seen[key] = try_out(config)
-        outcomes.append(seen[key])
-        on_trial()
-        return seen[key].figures
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study.optimize(objective, n_trials=num_trials)
+    with _workers(jobs) as run_all:
+        while len(outcomes) < num_trials:
+            trials = [study.ask() for _ in range(min(jobs, num_trials - len(outcomes)))]
+            configs = [_propose(trial, base) for trial in trials]
+            for trial, outcome in zip(trials, run_all(try_out, configs), strict=True):
+                study.tell(trial, outcome.figures)
+                outcomes.append(outcome)
+                on_trial()
     return outcomes
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[Callable[..., Iterable[Outcome]]]:
+    if jobs == 1:
+        yield map
+        return
+    # Not forked: this process may have threads.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool.map
 
 
 def best_of(outcomes: Sequence[Outcome], max_nvme_bytes_per_hour: float | None = None) -> Outcome:
