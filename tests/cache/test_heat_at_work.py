@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.fakes.cache_world import CacheWorld, Request
 
 from dflash2.cache.sequence import Residency
