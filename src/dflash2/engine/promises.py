@@ -41,6 +41,12 @@ class Promises:
         self.estimator = LengthEstimator()
         self.counters = PromiseCounters()
 
+    @staticmethod
+    def kind_of(state: RequestState) -> RequestClass:
+        """Which requests it is compared with."""
+        limit = state.max_total_tokens - state.num_prompt_tokens
+        return RequestClass.of(state.num_prompt_tokens, limit, state.adapter_key)
+
     def total_tokens(self, state: RequestState) -> int:
         """Prompt and answer that a reservation of the request should cover, given what it has produced already."""
         if self._reserve == "max_tokens" or state.num_branches > 1 or state.was_dropped:
@@ -49,7 +55,7 @@ class Promises:
             return min(state.num_tokens + 1, state.max_total_tokens)
         cap = state.max_total_tokens - state.num_prompt_tokens
         produced = min(state.num_output_tokens, cap - 1)
-        return state.num_prompt_tokens + self.estimator.total_tokens(_kind(state), cap, produced)
+        return state.num_prompt_tokens + self.estimator.total_tokens(self.kind_of(state), cap, produced)
 
     def try_cover(self, state: RequestState, num_tokens: int) -> bool:
         """Extend the request's reservation before it needs so many tokens.
@@ -92,9 +98,4 @@ class Promises:
             self.counters.overestimated_requests += 1
         if state.num_branches == 1:
             ended = not state.cancelled and state.error is None and state.num_tokens < state.max_total_tokens
-            self.estimator.note(_kind(state), state.num_output_tokens, ended=ended)
-
-
-def _kind(state: RequestState) -> RequestClass:
-    limit = state.max_total_tokens - state.num_prompt_tokens
-    return RequestClass.of(state.num_prompt_tokens, limit, state.adapter_key)
+            self.estimator.note(self.kind_of(state), state.num_output_tokens, ended=ended)

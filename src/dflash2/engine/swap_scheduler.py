@@ -101,7 +101,7 @@ class SwapScheduler(Scheduler):
             self.admission.tick(self._working_set(), wanted, self._small_blocks())
         smoothed = False
         for state in list(self.waiting):
-            if smoothed and not state.is_small:
+            if smoothed and not state.is_small and not self._is_overdue(state, now):
                 continue
             reason = self._try_admit(state, now)
             if reason is None:
@@ -121,8 +121,7 @@ class SwapScheduler(Scheduler):
         request = state.request
         names = (state.adapter_key, request.tenant_salt)
         needed = self._first_turn_blocks(state) - self.runtime.num_held_blocks(state.tokens, *names)
-        overdue = state.admitted or now >= state.deadline_s - PATIENCE * self.limits.admission_timeout_s
-        if not self.admission.lets_in(needed, small=state.is_small, overdue=overdue):
+        if not self.admission.lets_in(needed, small=state.is_small, overdue=self._is_overdue(state, now)):
             return WaitReason.SMOOTHED
         total = self.promises.total_tokens(state)
         sequence = None
@@ -153,6 +152,10 @@ class SwapScheduler(Scheduler):
         else:
             self.paused.append(state)
         return None
+
+    def _is_overdue(self, state: RequestState, now: float) -> bool:
+        """Smoothing holds it back no longer: half its time to wait is over, or it has been running before."""
+        return state.admitted or now >= state.deadline_s - PATIENCE * self.limits.admission_timeout_s
 
     def _working_set(self) -> int:
         """Distinct blocks of running requests, and what their next turns add."""
@@ -219,6 +222,7 @@ class SwapScheduler(Scheduler):
         self.paused.remove(youngest)
         self.runtime.close(youngest.blocks)
         youngest.sequence = None
+        youngest.promised_tokens = 0
         youngest.waits_for_growth = False
         youngest.was_dropped = True
         self.waiting.appendleft(youngest)

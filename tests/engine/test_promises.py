@@ -1,0 +1,112 @@
+"""Reservations that follow estimates: they grow, shrink, and when nobody's can grow somebody gives way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.fakes.engine_world import LIMITS, EngineWorld
+
+from dflash2.engine.base import FinishReason
+from dflash2.errors import QueueFull
+
+
+def estimates(world: EngineWorld) -> dict[str, int]:
+    return world.engine.stats()["scheduler"]["estimates"]
+
+
+def test_a_reservation_grows_before_it_is_used_up() -> None:
+    world = EngineWorld((20, 20, 0), reserve="prompt")
+    world.add([1] * 8, 40)
+    while world.engine.has_work:
+        world.step()
+        for state in world.scheduler.resident:
+            promised = world.runtime.ledger.promised_to(state.request_id)
+            assert promised >= len(state.blocks.block_ids) + state.blocks.growth_blocks
+    world.check_answers()
+    assert estimates(world)["underestimated_requests"] == 1
+    assert estimates(world)["extended_blocks"] == 12 - 3
+    world.check_all_given_back()
+
+
+def test_when_no_reservation_can_grow_the_youngest_gives_its_own_up() -> None:
+    """All tiers together have room for one of them at its end, and two begin."""
+    world = EngineWorld((10, 4, 0), reserve="prompt", limits=replace(LIMITS, quantum_tokens=2))
+    for number in range(3):
+        world.add([number] * 8, 30)
+    world.run(2_000)
+    world.check_answers()
+    scheduler = world.scheduler.counters
+    assert scheduler.growth_waits > 0 and scheduler.preemptions_recomputed > 0
+    assert scheduler.admitted_requests == 3
+    assert set(world.reasons.values()) == {FinishReason.LENGTH}
+    world.check_all_given_back()
+
+
+def test_what_is_learned_is_given_back_to_those_who_wait() -> None:
+    """Many short answers are seen; a request that reserved a thousand tokens gives most of them to the next one."""
+    world = EngineWorld((300, 20, 0), max_context_tokens=1_300)
+    promises = world.scheduler.promises  # type: ignore[attr-defined]
+    world.add([1] * 8, 1_000)
+    world.step()
+    before = world.runtime.ledger.num_promised
+    assert before == world.runtime.layout.num_blocks(8 + 1_000)
+    state = world.scheduler.resident[0]
+    for _ in range(20):
+        promises.estimator.note(promises.kind_of(state), 50, ended=True)
+    world.add([2] * 280, 900)  # does not fit beside what the first one reserved
+    world.step()
+    assert estimates(world)["given_back_blocks"] > 200
+    assert world.scheduler.num_running == 2
+    world.engine.cancel("q0")
+    world.engine.cancel("q1")
+    world.run(5)
+    world.check_all_given_back()
+
+
+def test_max_tokens_reserves_everything_and_nothing_ever_grows() -> None:
+    world = EngineWorld((12, 20, 0), reserve="max_tokens", limits=replace(LIMITS, quantum_tokens=2))
+    for number in range(6):
+        world.add([number] * 10, 30)
+    world.run(2_000)
+    world.check_answers()
+    assert estimates(world)["extended_blocks"] == world.scheduler.counters.growth_waits == 0
+
+
+def test_answers_that_end_early_are_counted_as_overestimated() -> None:
+    world = EngineWorld((20, 20, 0))
+    world.add([1] * 8, 40)
+    for _ in range(3):
+        world.step()
+    world.engine.cancel("q0")
+    world.run(5)
+    assert estimates(world)["overestimated_requests"] == 1
+    assert world.runtime.ledger.num_promised == 0
+
+
+def test_a_full_queue_refuses_and_changes_nothing() -> None:
+    world = EngineWorld((10, 10, 0), limits=replace(LIMITS, max_waiting=2))
+    for number in range(2):
+        world.add([number] * 4, 4)
+    with pytest.raises(QueueFull, match=r"2 requests wait already, .* \(scheduling.max_waiting\)"):
+        world.add([9] * 4, 4)
+    assert world.scheduler.counters.refused_requests == 1
+    world.run(50)
+    world.check_answers()
+
+
+def test_a_request_says_what_it_waits_for() -> None:
+    world = EngineWorld((10, 4, 0), limits=replace(LIMITS, admission_timeout_s=1.0), smoothing_cutoff=0.001)
+    world.add([1] * 8, 28)
+    world.add([2] * 8, 28)  # all tiers together have no room for both
+    world.add([3] * 8, 28)
+    world.step()
+    reasons = world.engine.stats()["scheduler"]["wait_reasons"]
+    assert reasons["queued"] == 1 and sum(reasons.values()) == 2
+    world.clock.advance(2.0)
+    world.step()
+    error = world.last["q2"].error
+    assert "too busy to begin with this request within 1 s" in str(error)
+    world.engine.cancel("q0")
+    world.run(5)
+    world.check_all_given_back()
