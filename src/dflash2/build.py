@@ -18,6 +18,7 @@ from dflash2.policy.adaptive import AdaptiveThreshold
 from dflash2.policy.base import PlacementPolicy
 from dflash2.policy.heat import HeatPolicy
 from dflash2.policy.lru import LRUPolicy
+from dflash2.policy.saved import load_policy
 from dflash2.pools.base import BlockPool
 from dflash2.pools.dram import DramPool
 from dflash2.pools.nvme import NvmeOptions, NvmePool
@@ -91,6 +92,9 @@ def create_runtime(
         layout.block_size, layout.block_bytes, config.policy.swap_batch_size, config.kv_block.prefetch_window
     )
     policy = make_policy(config, hbm.num_slots)
+    policy_file = _policy_file(pools, resolved, world_size)
+    if policy_file is not None:
+        load_policy(policy, policy_file)
     cache = CacheManager(table, policy, transfer, settings, hbm.copy_within)
     _adopt(cache, pools.get(Tier.NVME))
     ledger = ReservationLedger(reservable_blocks(table, config.policy.swap_batch_size), hbm.num_slots)
@@ -101,7 +105,7 @@ def create_runtime(
     hbm_tensor = hbm.tensor if isinstance(hbm, TensorPool) else None
     history = History(resolved.nvme_path / f"history-rank{resolved.rank}") if config.history_enabled else None
     parts = RuntimeParts(
-        config, layout, hbm_tensor, pools, transfer, cache, ledger, rebalancer, fallback, history, device
+        config, layout, hbm_tensor, pools, transfer, cache, ledger, rebalancer, fallback, history, device, policy_file
     )
     return Runtime(parts, namespace, clock)
 
@@ -165,6 +169,12 @@ def make_policy(config: Config, num_hbm_slots: int) -> PlacementPolicy:
     if config.policy.eviction == "lru" or not config.enable:
         return LRUPolicy(num_hbm_slots)
     return HeatPolicy(num_hbm_slots, config.policy.cold_threshold)
+
+
+def _policy_file(pools: dict[Tier, BlockPool], resolved: EffectiveConfig, world_size: int) -> Path | None:
+    """Where the policy is kept between two runs; with several ranks nowhere, for one that lost its file would decide
+    otherwise than the others."""
+    return resolved.nvme_path / "policy.json" if Tier.NVME in pools and world_size == 1 else None
 
 
 def _adopt(cache: CacheManager, nvme: BlockPool | None) -> None:

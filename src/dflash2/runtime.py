@@ -6,7 +6,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from dflash2.monitoring.history import History
 from dflash2.monitoring.observer import Observer
 from dflash2.monitoring.swap_log import SwapLog
 from dflash2.policy.base import Outcome, RequestTraits
+from dflash2.policy.saved import save_policy
 from dflash2.pools.base import BlockPool
 from dflash2.pools.nvme import NvmePool
 from dflash2.pools.tensor import allocator_bytes
@@ -57,6 +59,8 @@ class RuntimeParts:
     """Why DFlash2 is off and this is a plain cache in HBM; None when it is on."""
     history: History | None = None
     device: str = "cpu"
+    policy_file: Path | None = None
+    """Where what the policy has learned is kept between two runs."""
 
 
 class Runtime:
@@ -86,6 +90,7 @@ class Runtime:
         self.fallback_reason = parts.fallback_reason
         self.clock = clock
         self._largest_batch = parts.config.policy.swap_batch_size
+        self._policy_file = parts.policy_file
         self._transfer = parts.transfer
         self._rebalancer = parts.rebalancer
         self._namespace = namespace
@@ -338,8 +343,10 @@ class Runtime:
             keep = int(absent[0]) if len(absent) else None
         if keep is None:
             return None
+        cut = sequence.block_ids[keep:].copy()
         cache.residency.leave(sequence, self.clock())
         cache.truncate(sequence, keep)
+        self._cover_copies(sequence, cut)
         return sequence.num_tokens
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -446,6 +453,14 @@ class Runtime:
         """
         self._disk.flush()
 
+    def replace_weights(self, weights_version: str) -> None:
+        """The model has other weights from now on: nothing that the old ones computed is found any more.
+
+        End or recompute the open sequences: what they hold is of the old weights.
+        """
+        self._namespace = replace(self._namespace, weights_version=weights_version)
+        self.flush()
+
     def flush_memory(self) -> None:
         """Forget what is cached in HBM and DRAM; what has a copy on NVMe is found there. Open sequences keep theirs."""
         self.cache.forget_memory()
@@ -517,6 +532,8 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
+        if self._policy_file is not None:
+            save_policy(self.cache.policy, self._policy_file)
         self.observer.close()
         self._transfer.close(timeout_s)
         for pool in self.pools.values():
@@ -529,6 +546,15 @@ class Runtime:
             return paused
         waiting = self.arrivals.upcoming()
         return np.concatenate([paused, waiting[~np.isin(waiting, paused)]])
+
+    def _cover_copies(self, sequence: Sequence, cut: IntArray) -> None:
+        """A fork that computes blocks again which its sisters keep needs room for them beside theirs.
+
+        If it is not to be had, the fork waits for room like everybody.
+        """
+        kept = int(np.count_nonzero(self.cache.table.ref_count[cut]))
+        if kept and sequence.promise is not None:
+            self.ledger.try_extend(sequence.promise, self.ledger.promised_to(sequence.promise) + kept, at_once=0)
 
     def _note_promise(self, sequence: Sequence, promise: str) -> None:
         sequence.promise = promise
