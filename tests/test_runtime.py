@@ -189,6 +189,17 @@ def test_flush_forgets_on_all_tiers_and_leaves_open_sequences_alone(own: Own) ->
     own.step((one, tokens(1, 1)))
 
 
+def test_nothing_computed_with_other_weights_is_found(own: Own) -> None:
+    paused_below(own)
+    old = own.open("old", 7, 8)
+    own.step((old, tokens(7, 8)))
+    own.runtime.replace_weights("v2")
+    assert own.open("two", 1, 12).num_cached_tokens == 0
+    own.runtime.close(old)  # ends what it had begun; that is not found either
+    assert own.open("three", 7, 12).num_cached_tokens == 0
+    own.runtime.check_integrity()
+
+
 def test_prefetch_brings_upcoming_blocks_before_they_are_needed(own: Own) -> None:
     one = paused_below(own)
     own.runtime.rebalance([], [one])
