@@ -23,3 +23,13 @@ def test_conversations(policy: str) -> None:
     results = run_trace(MOONCAKE, (policy,), (1827, 36558))
     ratios = [100 * result.outcomes.prefix_hit_ratio for result in results]
     assert ratios == pytest.approx(RATIOS[policy], abs=0.015)
+
+
+AGENTS = SHARED_TRACES / "claude_code_dev.jsonl.gz"
+
+
+@pytest.mark.skipif(not AGENTS.is_file(), reason=f"{AGENTS} is not at hand")
+def test_agents() -> None:
+    (result,) = run_trace(AGENTS, ("lru",), (2216,))
+    assert result.outcomes.num_references == 5_564_547
+    assert 100 * result.outcomes.prefix_hit_ratio == pytest.approx(16.2, abs=0.05)
