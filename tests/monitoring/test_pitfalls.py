@@ -41,24 +41,26 @@ class Told:
 
 
 class EngineAdvice:
-    """The advisor of a reference engine, with the engine's clock."""
+    """The advisor of a reference engine's runtime, on the engine's clock.
+
+    Args:
+        world: the engine.
+        config: what is in effect.
+        stats: what this machine cannot bring about, in place of the runtime's own figures.
+    """
 
     def __init__(self, world: EngineWorld, config: dict[str, Any] | None = None, **stats: Any) -> None:
         self.world = world
-        self.more = stats
-        world.runtime.config = Config.model_validate({"enable": True, **(config or {})})
-        self.advisor = Advisor(clock=world.clock, wall=world.clock)
+        runtime = world.runtime
+        runtime.config = Config.model_validate({"enable": True, **(config or {})})
+        runtime.stats_of.update({name: lambda value=value: value for name, value in stats.items()})
+        self.advisor = runtime.observer.advisor = Advisor(clock=world.clock, wall=world.clock)
 
     def run(self, max_steps: int = 4_000) -> None:
-        """Until there is no work left, looking as often as the runtime does."""
-        runtime = self.world.runtime
-        for _ in range(max_steps):
-            if not self.world.engine.has_work:
-                break
-            self.world.step()
-            self.advisor.step(lambda: {**runtime.stats(), **self.more}, runtime.config, runtime.worst_blocks)
+        """Until there is no work left, and once more after that."""
+        self.world.run(max_steps)
         self.world.clock.advance(INTERVAL_S)
-        self.advisor.step(lambda: {**runtime.stats(), **self.more}, runtime.config, runtime.worst_blocks)
+        self.world.engine.idle()
 
 
 def uses(num: int, in_hbm: int) -> dict[str, Any]:
@@ -171,9 +173,8 @@ def test_memory_in_pieces(said: Sayings) -> None:
 
 
 def test_a_threshold_at_which_everything_is_cold(said: Sayings) -> None:
-    """R-7.4: blocks are demoted ahead of need and come back at once."""
-    world = EngineWorld((20, 30, 60), policy="heat")
-    world.runtime.cache.policy.cold_threshold = world.runtime.cache.policy.effective_threshold = 0.99
+    """R-7.4: blocks are demoted ahead of need and come back at once. Under LRU every block is cold."""
+    world = EngineWorld((20, 30, 60), policy="lru")
     advice = EngineAdvice(world, {"policy": {"cold_threshold": 0.99, "adaptive": False}})
     prompts = [[prompt] * 24 for prompt in range(8)]
     for turn in range(12):
