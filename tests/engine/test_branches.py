@@ -15,6 +15,7 @@ from dflash2.engine.beam import Beam, BeamSearch
 from dflash2.engine.logprobs import candidates, token_logprobs
 from dflash2.engine.sampling import SamplingParams, branch_seed, sample
 from dflash2.errors import ModelError, RequestTooLarge
+from dflash2.types import Urgency
 
 TIERS = {"three tiers": (20, 16, 60), "no DRAM": (20, 0, 70), "no NVMe": (20, 70, 0), "HBM only": (24, 0, 0)}
 
@@ -226,6 +227,29 @@ def test_lost_blocks_of_forks_are_computed_again(seed: int) -> None:
         world.step()
     world.check_answers()
     assert world.engine.stats()["counters"]["lost_blocks"] > 0
+    world.check_all_given_back()
+
+
+def test_a_branch_that_gives_up_a_load_has_room_for_what_it_computes_again() -> None:
+    """Its sisters keep the blocks that it cannot wait for."""
+    world = BranchWorld((12, 60, 0), limits=replace(LIMITS, load_timeout_s=2.0, quantum_tokens=3), step_s=0.5)
+    for first in (1, 2):
+        world.ask([first] * 16, n=3, max_tokens=10)
+    stuck: set[int] = set()
+    for _ in range(300):
+        if not world.engine.has_work:
+            break
+        world.copies_end = 0.0
+        for ticket in set(world.transfer.in_flight) - stuck:
+            world.transfer.end(ticket)
+        world.step()
+        if not stuck:
+            flights = world.transfer.flights.items()
+            stuck = {ticket for ticket, flight in flights if flight.job.urgency is Urgency.DEMAND}
+            world.transfer.deaf = bool(stuck)
+    assert stuck and not world.engine.has_work
+    world.check_answers()
+    assert world.engine.stats()["scheduler"]["load_timeouts"] > 0
     world.check_all_given_back()
 
 

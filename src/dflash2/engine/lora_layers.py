@@ -48,6 +48,8 @@ class LoraLayers:
         """B transposed, so that the rows of a smaller rank are one piece."""
         self._scales: list[dict[str, tuple[int, float]]] = [{} for _ in range(num_slots)]
         """For each slot the layers that its adapter has, with rank and scale."""
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        """Copies do not stand in the way of the model's kernels."""
         self._rows: list[_Rows] = []
         self._hooks = [module.register_forward_hook(self._hook(name)) for name, module in modules.items()]
 
@@ -61,15 +63,13 @@ class LoraLayers:
 
         Without torch's parallel operators where the device is a CPU: they would slow the model's thread down.
         """
-        scales = {}
-        for name, layer in weights.items():
-            rank = layer.a.shape[0]
-            _copy(self._a[name][slot, :rank], layer.a)
-            _copy(self._b[name][slot, :rank], layer.b.T)
-            scales[name] = (rank, layer.scale)
-        if self._on_gpu:
-            torch.cuda.current_stream().synchronize()
-        self._scales[slot] = scales
+        if self._copies is None:
+            self._copy(slot, weights)
+        else:
+            with torch.cuda.stream(self._copies):
+                self._copy(slot, weights)
+            self._copies.synchronize()
+        self._scales[slot] = {name: (layer.a.shape[0], layer.scale) for name, layer in weights.items()}
 
     @contextmanager
     def rows_of(self, batch: StepBatch) -> Iterator[None]:
@@ -85,9 +85,11 @@ class LoraLayers:
         for hook in self._hooks:
             hook.remove()
 
-    @property
-    def _on_gpu(self) -> bool:
-        return next(iter(self._a.values())).device.type == "cuda"
+    def _copy(self, slot: int, weights: AdapterWeights) -> None:
+        for name, layer in weights.items():
+            rank = layer.a.shape[0]
+            _copy(self._a[name][slot, :rank], layer.a)
+            _copy(self._b[name][slot, :rank], layer.b.T)
 
     def _hook(self, name: str) -> Any:
         a, b = self._a[name], self._b[name]
