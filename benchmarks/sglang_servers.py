@@ -22,8 +22,8 @@ import psutil
 
 HERE = Path(__file__).resolve().parent
 COUNTER = "DFLASH2_BENCH_HOST_BYTES"
-TOKEN_BYTES = 30 * 2 * 3 * 64 * 2
-"""KV of one token: layers, K and V, heads, dimension, bytes of bfloat16."""
+TOKEN_BYTES = 30 * 2 * 3 * 64 * 4
+"""KV of one token: layers, K and V, heads, dimension, bytes of float32."""
 MIB = 1 << 20
 START_S = 300.0
 SETTINGS = ("plain", "hicache-host", "hicache-file", "dflash2-dram", "dflash2-nvme")
@@ -66,7 +66,8 @@ class BenchServer:
                 self._family = [*server.children(recursive=True), server]
                 return
             time.sleep(0.5)
-        raise RuntimeError(f"{self.setting} did not start; see {self.place / 'log'}")
+        end = (self.place / "log").read_text(errors="replace")[-3000:]
+        raise RuntimeError(f"{self.setting} did not start; the end of its log:\n{end}")
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -128,7 +129,7 @@ def start(setting: str, sizes: Sizes, place: Path, python: str, model: str, thre
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [python, "-m", "sglang.launch_server", "--model-path", model, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--device", "cpu", "--attention-backend", "torch_native", "--dtype", "bfloat16", "--sleep-on-idle"]
+    command += ["--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32", "--sleep-on-idle"]
     command += ["--context-length", "4096", "--skip-server-warmup", "--enable-cache-report", "--enable-metrics"]
     environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "sglang_cpu"), os.environ.get("PYTHONPATH", "")])

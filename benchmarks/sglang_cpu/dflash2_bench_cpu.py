@@ -49,6 +49,7 @@ def attend_new_rows(
     seq_lens: torch.Tensor,
     extend_prefix_lens: torch.Tensor,
     extend_seq_lens: torch.Tensor,
+    encoder_lens: torch.Tensor | None = None,
     scaling: float | None = None,
     enable_gqa: bool = False,
     **_: Any,

@@ -47,6 +47,31 @@ def test_another_release_of_sglang_is_named(tmp_path: Path, monkeypatch: pytest.
     assert "SGLang 0.6.0" in refusal(server)
 
 
+@pytest.mark.parametrize(
+    ("pool", "components"),
+    [
+        ("sglang.srt.mem_cache.memory_pool.MLATokenToKVPool", "FULL"),
+        ("sglang.srt.mem_cache.swa_memory_pool.SWAKVPool", "FULL SWA"),
+        ("sglang.srt.mem_cache.memory_pool.HybridLinearKVPool", "FULL MAMBA"),
+    ],
+    ids=["mla", "sliding-window", "hybrid"],
+)
+def test_other_kv_layouts_are_named(pool: str, components: str) -> None:
+    """With SGLang's own pools, made without memory: models that use them do not run on a CPU."""
+    code = (
+        "import pkgutil\n"
+        "from types import SimpleNamespace as Has\n"
+        "from dflash2.integrations.sglang.build import _mirror_pool\n"
+        f"pool = object.__new__(pkgutil.resolve_name({pool!r}))\n"
+        "params = Has(token_to_kv_pool_allocator=Has(get_kvcache=lambda: pool), page_size=16)\n"
+        f"_mirror_pool(params, [Has(name=each) for each in {components.split()!r}], None, None)"
+    )
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 2
+    assert "DFlash2: cannot start: the KV layout of this model is not supported" in done.stderr
+    assert pool.rpartition(".")[2] in done.stderr
+
+
 def test_hooks_are_where_they_were() -> None:
     """Names what moved when SGLang's interface changes."""
     code = (

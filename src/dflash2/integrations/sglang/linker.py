@@ -22,6 +22,7 @@ from dflash2.integrations.sglang.device_heat import DeviceHeat
 from dflash2.integrations.sglang.layers import CounterWatcher
 from dflash2.integrations.sglang.metrics import SchedulerMetrics
 from dflash2.integrations.sglang.page import show_page
+from dflash2.integrations.sglang.promises import Promises
 from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.types import IntArray, Tier, Urgency
 
@@ -66,6 +67,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
             params, components, extra_config["path"], self._placement, forward_stream
         )
         runtime = self.keeper.runtime
+        self.promises = Promises(runtime)
         self._heat_decides = runtime.config.policy.eviction == "heat"
         self.device_heat = DeviceHeat(runtime.cache.table.capacity(Tier.HBM), runtime.clock)
         self.has_nvme = runtime.cache.table.capacity(Tier.NVME) > 0
@@ -226,7 +228,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
     def ended(self, rid: str, outcome: Outcome | None) -> None:
         """The request is over, or was never started."""
         self.forget_request(rid)
-        self.release_reservation(rid)
+        self.promises.ended(rid, outcome)
         self.keeper.ended(rid, outcome)
 
     def admitted(self, rid: str, device_hashes: list[str], num_tokens: int) -> None:
@@ -250,30 +252,6 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self.num_retractions += 1
         self._retract_until = time.monotonic() + RETRACT_WAIT_S
         logger.info("dflash2_swap retraction %d: the KV of request %s is kept", self.num_retractions, rid)
-
-    # -- reservation ---------------------------------------------------------------------------------------------
-
-    def try_reserve(self, rid: str, num_tokens: int) -> bool:
-        """Promise blocks for all tokens that the request may come to; a promise once given is kept.
-
-        Returns:
-            False if all promises together would not fit the tiers. Running requests give theirs back when they end,
-            and one request alone always fits, so the wait ends.
-        """
-        runtime = self.keeper.runtime
-        if runtime.ledger.holds(rid):
-            return True
-        wanted = min(runtime.layout.num_blocks(num_tokens), runtime.ledger.largest)  # SGLang has its own limit
-        promised = runtime.ledger.try_reserve(rid, wanted)
-        counters = runtime.cache.counters
-        counters.reservations += promised
-        counters.reservations_refused += not promised
-        return promised
-
-    def release_reservation(self, rid: str) -> None:
-        """The request was not admitted, or has ended."""
-        if self.keeper.runtime.ledger.holds(rid):
-            self.keeper.runtime.ledger.release(rid)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

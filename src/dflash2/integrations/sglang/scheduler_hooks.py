@@ -147,14 +147,15 @@ def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **k
         return original(adder, req, *args, **kwargs)
     if linker.has_nvme and agreed(adder.tree_cache, linker.must_wait(req.rid)):
         return AddReqResult.CONTINUE
-    if not linker.try_reserve(req.rid, len(req.origin_input_ids) + req.sampling_params.max_new_tokens):
+    num_prompt, max_new = len(req.origin_input_ids), req.sampling_params.max_new_tokens
+    if not linker.promises.try_give(req.rid, num_prompt, max_new, len(req.output_ids), req.lora_id):
         return AddReqResult.OTHER
     num_before = len(adder.can_run_list)
     result = original(adder, req, *args, **kwargs)
     if len(adder.can_run_list) > num_before:
         linker.admitted(req.rid, _device_hashes(adder.tree_cache, req), len(req.full_untruncated_fill_ids))
     elif not req.retracted_stain:  # a retracted request keeps its promise while it waits
-        linker.release_reservation(req.rid)
+        linker.promises.take_back(req.rid)
     return result
 
 
