@@ -38,6 +38,8 @@ NAMESPACE = KeyNamespace(model="none", weights_version="0", dtype="bfloat16", bl
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=BLOCK, dtype="bfloat16")
 STEPS = 64
 """Decode steps of a repeat: half the length of a block."""
+ROOM_TOKENS = 8192
+"""Most decode steps of a run."""
 NOBODY = np.empty(0, np.int32)
 CHAIN_BLOCKS = 256
 CHAINS = 40
@@ -85,8 +87,10 @@ class Bench:
         self.token = np.zeros(1, np.int32)
 
     def _resident(self, number: int, num_tokens: int) -> Sequence:
-        prompt = self.rng.integers(0, 50_000, num_tokens, dtype=np.int32)
+        buffer = self.rng.integers(0, 50_000, num_tokens + ROOM_TOKENS, dtype=np.int32)
+        prompt = buffer[:num_tokens]
         sequence = self.cache.open(str(number), NAMESPACE.root(), prompt, 0.0)
+        sequence.read_from(buffer)  # as in the engine: tokens are handed over without a copy
         assert self.cache.residency.try_enter(sequence, len(prompt), self.now)
         assert self.cache.residency.try_grow(sequence, len(prompt), self.now)
         self.cache.advance([(sequence, prompt)])
