@@ -101,10 +101,12 @@ class Prefetcher:
 
         Without the second kind the blocks of cancelled requests would use up the window for good.
         """
-        expected = set(upcoming.tolist())
-        for block_id, tier in list(self._outstanding.items()):
+        outstanding = list(self._outstanding.items())
+        ids = np.array([block_id for block_id, _ in outstanding], np.int32)
+        expected = np.isin(ids, upcoming, kind="table").tolist()  # few among many: sorting the many would take longer
+        for (block_id, tier), is_expected in zip(outstanding, expected, strict=True):
             there = (self._table.present[block_id] | self._table.arriving[block_id]) & TIER_BIT[tier]
-            if not there or block_id not in expected:
+            if not there or not is_expected:
                 del self._outstanding[block_id]
                 self._counters.prefetch_wasted_blocks += 1
                 self.window.note(wasted=1)
