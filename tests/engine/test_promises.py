@@ -110,3 +110,15 @@ def test_a_request_says_what_it_waits_for() -> None:
     world.engine.cancel("q0")
     world.run(5)
     world.check_all_given_back()
+
+
+def test_pressure_ends_with_the_load_though_nobody_waits_any_more() -> None:
+    world = EngineWorld((10, 40, 0), smoothing_cutoff=0.01)
+    for number in range(3):
+        world.add([number] * 8, 28)
+    admission = world.scheduler.admission  # type: ignore[attr-defined]
+    world.step()
+    assert admission.under_pressure and len(world.scheduler.waiting) > 0
+    world.run(1_000)
+    world.check_answers()
+    assert not admission.under_pressure

@@ -96,7 +96,7 @@ class SwapScheduler(Scheduler):
             self.waiting.append(state)
 
     def _admit(self, now: float) -> None:
-        if self.waiting:
+        if self.waiting or self.admission.under_pressure:
             wanted = sum(self._first_turn_blocks(state) for state in self.waiting)
             self.admission.tick(self._working_set(), wanted, self._small_blocks())
         smoothed = False
