@@ -32,9 +32,7 @@ class Server:
 
     def __init__(self, python: str, model: str, log: Path, *arguments: str, keep_python_path: bool = False) -> None:
         self.log = log
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         command = [python, "-m", "sglang.launch_server", "--model-path", model, "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--device", "cpu", "--attention-backend", "torch_native"]
         command += ["--dtype", "float32", "--context-length", "2048", "--skip-server-warmup", "--enable-cache-report"]
@@ -105,3 +103,11 @@ class Server:
             if labels.pop("rank", None) == rank:
                 found[".".join([match[1], *labels.values()])] = float(match[3])
         return found
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port

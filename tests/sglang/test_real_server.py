@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.sglang.conftest import MODEL, PYTHON
-from tests.sglang.server import Server
+from tests.sglang.server import Server, free_port
 from tests.sglang.traffic import Conversations
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1800)]
@@ -26,12 +27,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def config(place: Path) -> Path:
+def page_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def config(place: Path, page_port: int) -> Path:
     path = place / "dflash2_config.json"
     memory = {"hbm_capacity_mb": HBM_MB, "dram_capacity_mb": 48, "nvme_capacity_mb": 512}
     memory |= {"nvme_path": str(place / "nvme"), "staging_buffer_size_mb": 8}
     block, policy = {"block_size": BLOCK}, {"swap_batch_size": 8}
-    path.write_text(json.dumps({"enable": True, "memory": memory, "kv_block": block, "policy": policy}))
+    sections = {"memory": memory, "kv_block": block, "policy": policy}
+    path.write_text(json.dumps({"enable": True, "page_port": page_port, **sections}))
     return path
 
 
@@ -54,7 +61,9 @@ def first_run(place: Path, config: Path) -> Iterator[Server]:
     server.kill()
 
 
-def test_outputs_are_those_of_plain_sglang_and_come_from_all_tiers(chats: Conversations, first_run: Server) -> None:
+def test_outputs_are_those_of_plain_sglang_and_come_from_all_tiers(
+    chats: Conversations, first_run: Server, page_port: int
+) -> None:
     capacity = HBM_MB * 1024 // KIB_PER_TOKEN
     lengths = [len(turn.prompt) for turn in chats.last]
     assert max(lengths) + NUM_NEW < capacity < sum(lengths) / 4
@@ -67,6 +76,9 @@ def test_outputs_are_those_of_plain_sglang_and_come_from_all_tiers(chats: Conver
     assert metrics["prefix_hit_tokens_total.dram"] > 0
     assert metrics["nvme_loaded_blocks_total"] > 0
     assert metrics["failed_copies_total"] == 0
+    with urllib.request.urlopen(f"http://127.0.0.1:{page_port}/dflash2/stats", timeout=60) as answer:
+        stats = json.load(answer)
+    assert stats["counters"]["swap_in_blocks"] == metrics["swap_blocks_total.in"]
     text = first_run.text()
     assert "DFlash2: enabled, total virtual cache size" in text
     assert "dflash2_swap" in text
