@@ -18,6 +18,7 @@ import csv
 import json
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -247,6 +248,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends too
     if args.workload == "burst":
         plan = burst(args.requests, args.largest)
     else:
@@ -258,6 +260,7 @@ def main() -> None:
         with served(args.model, config, context) as url:
             samples, stats = asyncio.run(replay(url, plan))
         results[name] = judge(plan, samples, stats)
+        print(name, json.dumps(asdict(results[name])), file=sys.stderr, flush=True)
         for error in {sample.error for sample in samples if sample.error}:
             print(f"{name}: {error}", file=sys.stderr)
     show(results)
