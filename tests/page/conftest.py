@@ -20,8 +20,9 @@ def chromium() -> str | None:
     return named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """While it is open, no test of this thread can run an event loop of its own."""
     program = chromium()
     if program is None:
         pytest.skip("no Chromium here: install it, or name one in DFLASH2_TEST_CHROMIUM")

@@ -19,6 +19,7 @@ from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
 
 from dflash2.engine.adapters import Adapters
 from dflash2.engine.async_engine import AsyncEngine
+from dflash2.monitoring.observer import Observer
 from dflash2.pipeline.chat import ChatRenderer
 from dflash2.pipeline.handoff import TokenRing
 from dflash2.pipeline.pipeline import Pipeline
@@ -76,6 +77,7 @@ def serving(
     chat_template: str | None = None,
     ring_tokens: int = 1 << 25,
     adapters: Adapters | None = None,
+    observer: Observer | None = None,
     **settings: Any,
 ) -> Iterator[RunningServer]:
     """Serve until the block ends; then everything must have been closed."""
@@ -86,7 +88,9 @@ def serving(
     pipeline = Pipeline(tokenizer, ring, engine_busy_s=engine.busy_s)
     frontend = Frontend(engine, tokenizer, ChatRenderer(hf, chat_template), pipeline)
     defaults = {"model_names": (MODEL, "alias"), "shutdown_grace_s": 5.0}
-    context = ServerContext(ServerSettings(**{**defaults, **settings}), engine, frontend, adapters=adapters)
+    context = ServerContext(
+        ServerSettings(**{**defaults, **settings}), engine, frontend, adapters=adapters, observer=observer
+    )
     if adapters is not None:
         adapters.registry.reserve(context.settings.model_names)
     listener = socket.create_server(("127.0.0.1", 0))
