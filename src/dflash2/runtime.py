@@ -528,14 +528,18 @@ class Runtime:
         self._transfer.check_integrity()
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Stop the copies within the deadline and give the memory back. Idempotent."""
+        """Keep on NVMe what is worth it, stop the copies, and give the memory back. Idempotent.
+
+        Within the deadline; the log says what was dropped.
+        """
         if self._closed:
             return
         self._closed = True
+        self._disk.drain(timeout_s / 2, self.clock())
         if self._policy_file is not None:
             save_policy(self.cache.policy, self._policy_file)
         self.observer.close()
-        self._transfer.close(timeout_s)
+        self._transfer.close(timeout_s / 2)
         for pool in self.pools.values():
             pool.close()
 

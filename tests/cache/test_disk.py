@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 
@@ -126,6 +127,39 @@ def test_a_flush_of_memory_leaves_what_is_on_the_disk(tmp_path: Path) -> None:
     assert again.num_cached_tokens == 4 * BLOCK
     step(runtime, other, np.array([1], np.int32))
     runtime.shutdown()
+
+
+def test_the_end_keeps_what_is_cached_in_memory_for_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = start(tmp_path)
+    runtime.close(serve(runtime, "r", PROMPT))
+    ids = runtime.cache.peek(SPACE.root(), PROMPT)
+    push_down(runtime, ids[2:4], Tier.DRAM)
+    with caplog.at_level(logging.INFO):
+        runtime.shutdown()
+    assert "6 blocks (0.00 GB) copied to NVMe for the next start, 0 (0.00 GB) dropped" in caplog.text
+    later = start(tmp_path)
+    assert cached(later) == 6
+    assert serve(later, "again", PROMPT).num_cached_tokens == 6 * BLOCK  # and is right
+    later.shutdown()
+
+
+def test_the_end_drops_what_has_no_room_or_no_time_heads_last(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    runtime = start(tmp_path)
+    runtime.close(serve(runtime, "r", PROMPT))
+    slots = runtime.cache.table.tiers[Tier.NVME]
+    slots.withdraw(slots.free_slots()[:-4])
+    with caplog.at_level(logging.INFO):
+        runtime.shutdown()
+    assert "4 blocks (0.00 GB) copied to NVMe for the next start, 2 (0.00 GB) dropped" in caplog.text
+    later = start(tmp_path)
+    assert cached(later) == 4, "a prefix without its head would be worthless"
+    later.flush()
+    later.close(serve(later, "r", PROMPT))
+    with caplog.at_level(logging.INFO):
+        later.shutdown(timeout_s=0.0)
+    assert "0 blocks (0.00 GB) copied" in caplog.text
 
 
 def test_a_slot_that_fails_is_promised_to_nobody_any_more(tmp_path: Path) -> None:
