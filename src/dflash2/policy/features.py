@@ -36,20 +36,26 @@ def history_classes(history: History) -> tuple[int, int]:
     return 1 + log_class(history.slow), 1 + log_class(history.last)
 
 
+def size_class(number: int, base: float) -> int:
+    """Class of a number of tokens: 0 for none, then one for each factor of ``base``."""
+    return 0 if number < 1 else 1 + int(math.log(number) / math.log(base))
+
+
 class RequestFigures:
-    """Sizes of a request, as logarithms about 0.
+    """Sizes of a request, as logarithms about 0, and as classes.
 
     Args:
         kind: see ``kind_of``.
         num_prompt_tokens, num_new_tokens: all of the prompt, and what the session's last request did not have.
     """
 
-    __slots__ = ("kind", "new", "size")
+    __slots__ = ("classes", "kind", "new", "size")
 
     def __init__(self, kind: int, num_prompt_tokens: int, num_new_tokens: int) -> None:
         self.kind = kind
         self.size = math.log(num_prompt_tokens + 1.0) / 10.0 - 1.0
         self.new = math.log(num_new_tokens + 1.0) / 7.0 - 1.0
+        self.classes = (size_class(num_new_tokens, 3.0), size_class(num_prompt_tokens, 2.0))
 
 
 def at_arrival(figures: RequestFigures, session: Session, usual: float, after_tool: bool) -> list[float]:

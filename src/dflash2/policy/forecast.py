@@ -17,6 +17,7 @@ from dflash2.policy.features import (
     at_end,
     history_classes,
     kind_of,
+    size_class,
 )
 from dflash2.policy.gaps import LOW_PLAIN, GapModel, Wait
 from dflash2.policy.hazard import NUM_BINS, assumed_hazard
@@ -28,9 +29,9 @@ RUN_PLAIN, RUN_SCALED, IDLE_PLAIN, IDLE_SCALED = range(4)
 """Models. The last is that of the first stop reason; those of others follow it."""
 MAX_STOPS = 4
 """Stop reasons told apart; those seen later count as the last one."""
-LEARN_AT_GROWTH = 0.08
-LEARN_AT_LEAST, LEARN_AT_MOST = 10, 1500
-"""Requests between two rounds of learning: a twelfth of those seen, within these bounds."""
+LEARN_AT_GROWTH = 0.05
+LEARN_AT_LEAST, LEARN_AT_MOST = 10, 250
+"""Requests between two rounds of learning: a twentieth of those seen, within these bounds."""
 LAPSE = 0.999
 """Weight of the past in the usual gap, per new one."""
 SHARED_HAZARD = 0.03
@@ -134,7 +135,7 @@ class Forecaster:
         num_output = 0 if outcome is None else outcome.num_output_tokens
         features = at_end(request.figures, session, num_output, history, usual, by_stop=stop > 0)
         number = IDLE_SCALED + stop - 1 if stop else IDLE_PLAIN
-        session.waiting = self._begin(number, features, request, history, now)
+        session.waiting = self._begin(number, features, request, history, num_output, now)
 
     def show_touches(self) -> None:
         """The models of blocks have learned."""
@@ -152,8 +153,8 @@ class Forecaster:
         """One slice of a round: one model. A few milliseconds."""
         number = self._to_learn.pop()
         model = self.models[number]
-        owners, rows, log_scales = model.refit(now)
-        self.outlook.replace(number, model.tables, owners, rows, log_scales)
+        owners, by_history, by_size, log_scales = model.refit(now)
+        self.outlook.replace(number, owners, by_history, by_size, log_scales)
 
     def state(self, now: float) -> dict[str, Any]:
         """What was learned of waits, JSON-able; sessions are not in it."""
@@ -190,17 +191,17 @@ class Forecaster:
         number = RUN_SCALED if request.figures.kind else RUN_PLAIN
         after_tool = session.last_stop in self._tool_stops
         features = at_arrival(request.figures, session, self._usual.log_s, after_tool)
-        session.running = self._begin(number, features, request, session.paced, now)
+        session.running = self._begin(number, features, request, session.paced, 0, now)
 
     def _begin(
-        self, number: int, features: list[float], request: Request, history: History, now: float
+        self, number: int, features: list[float], request: Request, history: History, num_output: int, now: float
     ) -> tuple[GapModel, Wait]:
         session, model = request.session, self.models[number]
         turn_class = min(session.turns, MOST_TURNS)
-        classes = (request.figures.kind, *history_classes(history), turn_class) if model.scaled else (turn_class,)
+        by_history = (request.figures.kind, *history_classes(history), turn_class) if model.scaled else (turn_class,)
+        classes = (*by_history, size_class(num_output, 2.0), *request.figures.classes)
         wait = model.begin(features, classes, session.row, now)
-        row, log_scale = model.place(features, classes)
-        self.outlook.set_session(session.row, number, row, log_scale, now)
+        self.outlook.set_session(session.row, number, *model.place(features, classes), now)
         return model, wait
 
     def _note_return(self, session: Session, now: float) -> None:

@@ -27,6 +27,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 NUM_FEATURES = 16
+NUM_SIZE_CLASSES = 3
+"""Output, new and all prompt tokens."""
 WINDOW = 6000
 """Waits remembered."""
 WINDOW_SAVED = 1000
@@ -60,14 +62,14 @@ class GapModel:
 
     Args:
         scaled: predict each wait's length and work in time over prediction.
-        num_classes: length of the class path that ``begin`` is given.
+        num_classes: classes by history; those by size follow them in what ``begin`` is given.
     """
 
     def __init__(self, scaled: bool, num_classes: int) -> None:
         self.scaled = scaled
         self.low = LOW_SCALED if scaled else LOW_PLAIN
         self._features = np.zeros((WINDOW, NUM_FEATURES))
-        self._classes = np.zeros((WINDOW, num_classes), np.int64)
+        self._classes = np.zeros((WINDOW, num_classes + NUM_SIZE_CLASSES), np.int64)
         self._start = np.zeros(WINDOW)
         self._age = np.zeros(WINDOW)
         self._ended = np.zeros(WINDOW, np.bool_)
@@ -82,7 +84,9 @@ class GapModel:
         self._risk_cuts = np.empty(0)
         prior = assumed_hazard(self.low, 0.8, 1.0, 1.0) if scaled else assumed_hazard(self.low, 0.5, 60.0, 1.5)
         self._prior = prior
-        self.tables: HazardTables = tables_from(prior[None, :], self.low, {})
+        self.by_history: HazardTables = tables_from(prior[None, :], self.low, {})
+        self.by_size: HazardTables = self.by_history
+        """Two trees over the same waits; the mean of both errs less than either."""
 
     # -- waits ---------------------------------------------------------------------------------------------------
 
@@ -91,7 +95,7 @@ class GapModel:
 
         Args:
             features: ``NUM_FEATURES`` values, the first is 1.
-            classes: path in the tree of classes, each in ``[0, RADIX)``.
+            classes: two paths in trees of classes, by history and by size, each in ``[0, RADIX)``.
             owner: row that ``refit`` reports.
             now: seconds.
         """
@@ -113,17 +117,19 @@ class GapModel:
             self._ended[wait.slot] = came_back
             self._going_on[wait.slot] = False
 
-    def place(self, features: list[float], classes: tuple[int, ...]) -> tuple[int, float]:
-        """(row of the tables, log scale) of a wait that begins now."""
+    def place(self, features: list[float], classes: tuple[int, ...]) -> tuple[int, int, float]:
+        """Of a wait that begins now: rows of the tables by history and by size, log scale."""
         log_scale = self.mean_log
         if self._weights is not None:
             low, high = LOG_SCALE_BOUNDS
             log_scale = min(high, max(low, float(self._weights @ features)))
+        history, size = classes[:-NUM_SIZE_CLASSES], classes[-NUM_SIZE_CLASSES:]
+        by_size = self.by_size.row_of(size)
         if self.scaled:
-            return self.tables.row_of(classes), log_scale
+            return self.by_history.row_of(history), by_size, log_scale
         score = float(np.clip(self._risk @ features, *LOG_RISK_BOUNDS))
         risk_class = int(np.searchsorted(self._risk_cuts, score))
-        return self.tables.row_of((risk_class // 2, risk_class, *classes)), log_scale
+        return self.by_history.row_of((risk_class // 2, risk_class, *history)), by_size, log_scale
 
     # -- restarts ------------------------------------------------------------------------------------------------
 
@@ -152,11 +158,11 @@ class GapModel:
 
     # -- learning ------------------------------------------------------------------------------------------------
 
-    def refit(self, now: float) -> tuple[Ints, Ints, Floats]:
+    def refit(self, now: float) -> tuple[Ints, Ints, Ints, Floats]:
         """Learn from the window as it is.
 
         Returns:
-            Of the waits that go on: owner, row and log scale.
+            Of the waits that go on: owner, rows of the tables by history and by size, log scale.
         """
         used = slice(0, min(self.num_begun, WINDOW))
         features, ended, going_on = self._features[used], self._ended[used], self._going_on[used]
@@ -166,12 +172,13 @@ class GapModel:
             self._fit_scale(features[ended], log_age[ended])
         log_scale = self._log_scales(features)
         bins = bin_of(log_age - log_scale, self.low)
-        paths = self._classes[used]
+        paths, sizes = self._classes[used, :-NUM_SIZE_CLASSES], self._classes[used, -NUM_SIZE_CLASSES:]
         if not self.scaled:
             classes = self._fit_risk(features, bins, ended)
             paths = np.concatenate([classes[:, None] // 2, classes[:, None], paths], axis=1)
-        self.tables, rows = build_tables(paths, bins, ended, self._prior, self.low, MAX_ROWS)
-        return self._owner[used][going_on], rows[going_on], log_scale[going_on]
+        self.by_history, history = build_tables(paths, bins, ended, self._prior, self.low, MAX_ROWS)
+        self.by_size, size = build_tables(sizes, bins, ended, self._prior, self.low, MAX_ROWS)
+        return self._owner[used][going_on], history[going_on], size[going_on], log_scale[going_on]
 
     def _fit_scale(self, features: Floats, log_gap: Floats) -> None:
         if len(log_gap):

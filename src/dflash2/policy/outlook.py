@@ -21,37 +21,42 @@ class Outlook:
     """
 
     def __init__(self, models: list[GapModel], num_sessions: int, touch_low: float) -> None:
-        regions = len(models) + 1
+        regions = 2 * len(models) + 1
         self._models = models
         self._index = np.zeros((regions * MAX_ROWS, NUM_BINS), np.float32)
         self._log_survival = np.zeros((regions * MAX_ROWS, NUM_BINS + 1), np.float32)
-        self._touch_base = self._paused_row = len(models) * MAX_ROWS
+        self._touch_base = self._paused_row = 2 * len(models) * MAX_ROWS
         self._touch_low = touch_low
         self._lows = np.array([model.low for model in models])
         self._model = np.zeros(num_sessions, np.int16)
-        self._row = np.zeros(num_sessions, np.int32)
+        self._row = np.zeros((2, num_sessions), np.int64)
+        """By history and by size."""
         self._log_scale = np.zeros(num_sessions)
         self._start = np.zeros(num_sessions)
         for number, model in enumerate(models):
-            self._store(number, model.tables)
+            self._store(number, model)
 
-    def set_session(self, session: int, model: int, row: int, log_scale: float, start_s: float) -> None:
-        """A wait of a session begins: it goes by this row of the model's tables from ``start_s`` on."""
+    def set_session(
+        self, session: int, model: int, by_history: int, by_size: int, log_scale: float, start_s: float
+    ) -> None:
+        """A wait of a session begins: it goes by these rows of the model's tables from ``start_s`` on."""
         self._model[session] = model
-        self._row[session] = model * MAX_ROWS + row
+        self._row[:, session] = np.add(self._bases(model), (by_history, by_size))
         self._log_scale[session] = log_scale
         self._start[session] = start_s
 
-    def replace(self, model: int, tables: HazardTables, owners: Ints, rows: Ints, log_scales: Floats) -> None:
-        """A model has learned: new tables, and where in them each of its sessions stands now.
+    def replace(self, model: int, owners: Ints, by_history: Ints, by_size: Ints, log_scales: Floats) -> None:
+        """A model has learned: where in its new tables each of its sessions stands now.
 
         Sessions of the model that it has forgotten go by all classes together.
         """
-        self._store(model, tables)
+        self._store(model, self._models[model])
         members = np.flatnonzero(self._model == model)
-        self._row[members] = model * MAX_ROWS
+        bases = self._bases(model)
+        self._row[:, members] = bases[:, None]
         current = self._model[owners] == model
-        self._row[owners[current]] = model * MAX_ROWS + rows[current]
+        for way, rows in enumerate((by_history, by_size)):
+            self._row[way, owners[current]] = bases[way] + rows[current]
         self._log_scale[owners[current]] = log_scales[current]
 
     def replace_touch(self, shared: HazardTables, paused: HazardTables) -> None:
@@ -73,16 +78,18 @@ class Outlook:
 
     def session_value(self, sessions: Rows, now: float) -> Floats:
         """Expected uses per second of holding, best horizon, float64 ``[n]``."""
-        row, at, log_scale, _ = self._position(sessions, now)
+        at, log_scale, _ = self._position(sessions, now)
+        begin = at.astype(np.int64)
         value: Floats = np.exp(-log_scale)
-        value *= self._index[row, at.astype(np.int64)]
+        value *= 0.5 * (self._index[self._row[0, sessions], begin] + self._index[self._row[1, sessions], begin])
         return value
 
     def session_chance(self, sessions: Rows, now: float, horizon_s: float) -> Floats:
         """Probability of a use within ``horizon_s``, float64 ``[n]``."""
-        row, at, log_scale, age = self._position(sessions, now)
-        later = self._bins(np.log(age + horizon_s) - log_scale, row)
-        return self._chance(row, at, later)
+        at, log_scale, age = self._position(sessions, now)
+        later = self._bins(np.log(age + horizon_s) - log_scale, sessions)
+        chances = [self._chance(self._row[way, sessions], at, later) for way in range(2)]
+        return 0.5 * (chances[0] + chances[1])
 
     def touch_value(self, numbers: Rows, touched_s: Floats, now: float) -> Floats:
         """As ``session_value``, for classes of shared blocks."""
@@ -101,27 +108,31 @@ class Outlook:
         return {
             "waiting_s": round(max(0.0, now - float(self._start[session])), 3),
             "predicted_gap_s": round(float(np.exp(self._log_scale[session])), 3) if model.scaled else "not predicted",
-            "class": int(self._row[session]) % MAX_ROWS,
+            "class": int(self._row[0, session]) % MAX_ROWS,
         }
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _store(self, model: int, tables: HazardTables) -> None:
-        self._put(model * MAX_ROWS, tables)
+    def _bases(self, model: int) -> Rows:
+        """First row of the model's tables by history and by size."""
+        return np.array([2 * model, 2 * model + 1], np.int64) * MAX_ROWS
+
+    def _store(self, number: int, model: GapModel) -> None:
+        for base, tables in zip(self._bases(number).tolist(), (model.by_history, model.by_size), strict=True):
+            self._put(base, tables)
 
     def _put(self, base: int, tables: HazardTables) -> None:
         self._index[base : base + len(tables.index)] = tables.index
         self._log_survival[base : base + len(tables.index)] = tables.log_survival
 
-    def _position(self, sessions: Rows, now: float) -> tuple[Rows, Floats, Floats, Floats]:
-        """Row of the tables, place in it (a fraction of bins), log scale and age."""
-        row = self._row[sessions].astype(np.int64)
+    def _position(self, sessions: Rows, now: float) -> tuple[Floats, Floats, Floats]:
+        """Place in the tables (a fraction of bins), log scale and age."""
         log_scale = self._log_scale[sessions]
         age = np.maximum(now - self._start[sessions], SHORTEST_S)
-        return row, self._bins(np.log(age) - log_scale, row), log_scale, age
+        return self._bins(np.log(age) - log_scale, sessions), log_scale, age
 
-    def _bins(self, log_time: Floats, row: Rows) -> Floats:
-        low = self._lows[row // MAX_ROWS]
+    def _bins(self, log_time: Floats, sessions: Rows) -> Floats:
+        low = self._lows[self._model[sessions]]
         at: Floats = np.clip((log_time - low) / BIN_WIDTH, 0.0, NUM_BINS - 1e-6)
         return at
 
