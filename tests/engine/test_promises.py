@@ -44,19 +44,18 @@ def test_when_no_reservation_can_grow_the_youngest_gives_its_own_up() -> None:
 
 
 def test_what_is_learned_is_given_back_to_those_who_wait() -> None:
-    """Many short answers are seen; a request that reserved a thousand tokens gives most of them to the next one."""
-    world = EngineWorld((300, 20, 0), max_context_tokens=1_300)
+    """Many short answers are seen; a request that reserved for a long one gives most of it to the next request."""
+    world = EngineWorld((80, 5, 0), max_context_tokens=400)
     promises = world.scheduler.promises  # type: ignore[attr-defined]
-    world.add([1] * 8, 1_000)
+    world.add([1] * 8, 250)
     world.step()
-    before = world.runtime.ledger.num_promised
-    assert before == world.runtime.layout.num_blocks(8 + 1_000)
+    assert world.runtime.ledger.num_promised == world.runtime.layout.num_blocks(8 + 250)
     state = world.scheduler.resident[0]
     for _ in range(20):
         promises.estimator.note(promises.kind_of(state), 50, ended=True)
-    world.add([2] * 280, 900)  # does not fit beside what the first one reserved
+    world.add([2] * 40, 200)  # does not fit beside what the first one reserved
     world.step()
-    assert estimates(world)["given_back_blocks"] > 200
+    assert estimates(world)["given_back_blocks"] > 40
     assert world.scheduler.num_running == 2
     world.engine.cancel("q0")
     world.engine.cancel("q1")
@@ -122,3 +121,16 @@ def test_pressure_ends_with_the_load_though_nobody_waits_any_more() -> None:
     world.run(1_000)
     world.check_answers()
     assert not admission.under_pressure
+
+
+def test_ten_cold_chats_without_a_limit_do_not_wait_for_each_other() -> None:
+    """Each may use the whole context; together that is seven times what there is."""
+    world = EngineWorld((480, 200, 0), max_context_tokens=2_000)
+    for number in range(10):
+        world.add([number] * 8, 1_900)
+    world.step()
+    assert world.scheduler.num_running == 10
+    for number in range(10):
+        world.engine.cancel(f"q{number}")
+    world.run(5)
+    world.check_all_given_back()

@@ -23,7 +23,7 @@ def taught(kind: RequestClass, lengths: list[int]) -> LengthEstimator:
 def test_nothing_known() -> None:
     estimator = LengthEstimator()
     assert estimator.total_tokens(CHAT, 4096) == UNKNOWN_TOKENS
-    assert estimator.total_tokens(CHAT, 300) == 300
+    assert estimator.total_tokens(CHAT, 200) == 200
     assert estimator.total_tokens(CHAT, 4096, produced=UNKNOWN_TOKENS) == 2 * UNKNOWN_TOKENS
     assert estimator.total_tokens(CHAT, 4096, produced=4000) == 4096
 

@@ -13,8 +13,9 @@ QUANTILE = 0.95
 """Share of answers that end within their reservation, as far as the past tells."""
 MIN_ENDED = 16
 """Answers of a class that must have ended before it is believed."""
-UNKNOWN_TOKENS = 1024
-"""What is reserved while nothing is known, if ``max_tokens`` is not less."""
+UNKNOWN_TOKENS = 256
+"""What is reserved while nothing is known, if ``max_tokens`` is not less. A chat without a limit of its own may use the
+whole context and hardly ever does: ten of those must not wait for each other on a small machine."""
 HALVE_EVERY = 512
 """Observations of a class after which all before count half: what clients ask for changes."""
 BUCKETS_PER_OCTAVE = 8
