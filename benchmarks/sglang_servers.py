@@ -25,7 +25,7 @@ COUNTER = "DFLASH2_BENCH_HOST_BYTES"
 TOKEN_BYTES = 30 * 2 * 3 * 64 * 4
 """KV of one token: layers, K and V, heads, dimension, bytes of float32."""
 MIB = 1 << 20
-START_S = 300.0
+START_S = 900.0
 SETTINGS = ("plain", "hicache-host", "hicache-file", "dflash2-dram", "dflash2-nvme")
 
 
