@@ -59,7 +59,7 @@ class CopyDown:
     def to_nvme_early(self) -> None:
         """Once a step: a batch of blocks that are on no disk yet goes to free slots there, while nothing else moves."""
         table, mover, now = self._table, self._cache.mover, self._clock()
-        spare = min(table.num_free(Tier.NVME), mover.batch_blocks)
+        spare = 0 if mover.spares_nvme else min(table.num_free(Tier.NVME), mover.batch_blocks)
         if not spare or mover.num_in_flight or not mover.accepts(Tier.NVME, now) or self._seen_below == self._marks():
             return
         idle = self._cache.room.idle(Tier.DRAM)
