@@ -59,6 +59,24 @@ def test_decodes_come_before_prompts() -> None:
         assert len(world.outputs["q0"]) == before + 1
 
 
+def test_short_prompts_are_computed_first_and_the_one_that_came_first_gets_a_share() -> None:
+    world = EngineWorld((60, 20, 0), limits=replace(LIMITS, max_batch_tokens=16))
+    long = world.add([1] * 100, 5)
+    world.step()
+    progress = []
+    for number in range(2, 8):
+        world.add([number] * 20, 3)  # more than a step's budget, again and again
+        before = world.scheduler.resident[0].blocks.num_tokens
+        world.step()
+        first = world.scheduler.resident[0]
+        assert first.request_id == long
+        progress.append(first.blocks.num_tokens - before)
+    assert min(progress) >= 3 and max(progress) < 16
+    world.run(200)
+    world.check_answers()
+    assert world.first_step["q1"] < world.first_step[long]
+
+
 def test_no_more_than_max_running_are_admitted() -> None:
     world = EngineWorld((20, 20, 0), limits=replace(LIMITS, max_running=2))
     world.add_random(5, (3, 5), (3, 5))
