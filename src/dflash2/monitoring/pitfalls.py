@@ -165,10 +165,13 @@ def threshold_too_high(seen: Seen) -> str | None:
     seen.judged(rule, _DEMOTED, _REGRETTED)
     if regret <= MAX_REGRET:
         return None
+    effective = seen.at("effective_threshold")
     guard = (
-        f"the adaptive guard goes by {seen.at('effective_threshold'):.2f} meanwhile"
-        if policy.adaptive
-        else "policy.adaptive is off: turn it on"
+        "policy.adaptive is off: turn it on"
+        if not policy.adaptive
+        else f"the adaptive guard goes by {effective:.2f} meanwhile"
+        if effective < policy.cold_threshold
+        else "the adaptive guard has not moved yet"
     )
     return (
         f"{regret:.0%} of {demoted:.0f} blocks demoted ahead of need came back soon: policy.cold_threshold "
