@@ -83,7 +83,9 @@ class BenchServer:
         self._signal("suspend")
 
     def kill(self) -> None:
-        """End it and its children."""
+        """End it and its children, whether it ever served or not."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._family = psutil.Process(self.process.pid).children(recursive=True)
         self._signal("kill")
         self.process.kill()
         self.process.wait(30)
