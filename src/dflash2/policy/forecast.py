@@ -201,7 +201,7 @@ class Forecaster:
         by_history = (request.figures.kind, *history_classes(history), turn_class) if model.scaled else (turn_class,)
         classes = (*by_history, size_class(num_output, 2.0), *request.figures.classes)
         wait = model.begin(features, classes, session.row, now)
-        self.outlook.set_session(session.row, number, *model.place(features, classes), now)
+        self.outlook.set_session(session.row, number, *model.placement(wait), now)
         return model, wait
 
     def _note_return(self, session: Session, now: float) -> None:

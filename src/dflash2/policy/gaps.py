@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash2.policy.hazard import (
+    BIN_WIDTH,
+    NUM_BINS,
     RADIX,
     HazardTables,
     assumed_hazard,
@@ -22,6 +24,7 @@ from dflash2.policy.hazard import (
     edges,
     tables_from,
 )
+from dflash2.policy.trust import PredictionTrust
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -87,6 +90,11 @@ class GapModel:
         self.by_history: HazardTables = tables_from(prior[None, :], self.low, {})
         self.by_size: HazardTables = self.by_history
         """Two trees over the same waits; the mean of both errs less than either."""
+        self._by_age: HazardTables = self.by_history
+        """All waits alike, on one scale: what the predictions must be better than."""
+        self._placed = np.zeros((2, WINDOW), np.int64)
+        self._log_scale = np.zeros(WINDOW)
+        self.trust = PredictionTrust()
 
     # -- waits ---------------------------------------------------------------------------------------------------
 
@@ -108,6 +116,7 @@ class GapModel:
         self._owner[slot] = owner
         self.num_begun += 1
         self._serial[slot] = self.num_begun
+        *self._placed[:, slot], self._log_scale[slot] = self.place(features, classes)
         return Wait(slot, self.num_begun)
 
     def end(self, wait: Wait, now: float, *, came_back: bool) -> None:
@@ -116,10 +125,19 @@ class GapModel:
             self._age[wait.slot] = max(now - self._start[wait.slot], SHORTEST_S)
             self._ended[wait.slot] = came_back
             self._going_on[wait.slot] = False
+            if came_back and self.trust.holds:
+                self._judge(wait.slot)
+
+    def placement(self, wait: Wait) -> tuple[int, int, float]:
+        """Of a wait that has just begun: rows of the tables by history and by size, log scale."""
+        by_history, by_size = self._placed[:, wait.slot].tolist()
+        return by_history, by_size, float(self._log_scale[wait.slot])
 
     def place(self, features: list[float], classes: tuple[int, ...]) -> tuple[int, int, float]:
         """Of a wait that begins now: rows of the tables by history and by size, log scale."""
         log_scale = self.mean_log
+        if not self.trust.holds:
+            return 0, 0, log_scale
         if self._weights is not None:
             low, high = LOG_SCALE_BOUNDS
             log_scale = min(high, max(low, float(self._weights @ features)))
@@ -170,15 +188,31 @@ class GapModel:
         log_age = np.log(age)
         if self.scaled:
             self._fit_scale(features[ended], log_age[ended])
+        if not self.trust.holds:
+            self.trust.wait(self.num_begun)
         log_scale = self._log_scales(features)
         bins = bin_of(log_age - log_scale, self.low)
         paths, sizes = self._classes[used, :-NUM_SIZE_CLASSES], self._classes[used, -NUM_SIZE_CLASSES:]
-        if not self.scaled:
+        if not self.trust.holds:
+            paths, sizes = paths[:, :0], sizes[:, :0]
+        elif not self.scaled:
             classes = self._fit_risk(features, bins, ended)
             paths = np.concatenate([classes[:, None] // 2, classes[:, None], paths], axis=1)
         self.by_history, history = build_tables(paths, bins, ended, self._prior, self.low, MAX_ROWS)
         self.by_size, size = build_tables(sizes, bins, ended, self._prior, self.low, MAX_ROWS)
+        alike = bin_of(log_age - self.mean_log, self.low)
+        self._by_age, _ = build_tables(paths[:, :0], alike, ended, self._prior, self.low, 1)
+        self._placed[0, used], self._placed[1, used], self._log_scale[used] = history, size, log_scale
         return self._owner[used][going_on], history[going_on], size[going_on], log_scale[going_on]
+
+    def _judge(self, slot: int) -> None:
+        """A wait has ended: had the predictions said so rather than its age alone?"""
+        log_age = math.log(self._age[slot])
+        at = _bin(log_age - self._log_scale[slot] - self.low)
+        history, size = self._placed[:, slot]
+        predicted = 0.5 * (self.by_history.chance(history, at) + self.by_size.chance(size, at))
+        by_age = self._by_age.chance(0, _bin(log_age - self.mean_log - self.low))
+        self.trust.note(math.log(predicted / by_age), self.num_begun)
 
     def _fit_scale(self, features: Floats, log_gap: Floats) -> None:
         if len(log_gap):
@@ -191,7 +225,7 @@ class GapModel:
         self._weights = np.asarray(np.linalg.solve(moments, _sum_of(features, log_gap)), np.float64)
 
     def _log_scales(self, features: Floats) -> Floats:
-        if self._weights is None:
+        if self._weights is None or not self.trust.holds:
             return np.full(len(features), self.mean_log)
         scales: Floats = np.clip(_times(features, self._weights), *LOG_SCALE_BOUNDS)
         return scales
@@ -210,6 +244,11 @@ class GapModel:
         shares = np.arange(1, NUM_RISK_CLASSES) / NUM_RISK_CLASSES
         self._risk_cuts = np.quantile(score, shares)
         return np.searchsorted(self._risk_cuts, score)
+
+
+def _bin(log_time: float) -> int:
+    """Bin of a time past the beginning of the first bin."""
+    return min(NUM_BINS - 1, max(0, int(log_time / BIN_WIDTH)))
 
 
 def _pieces(count: int) -> list[slice]:

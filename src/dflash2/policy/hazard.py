@@ -68,6 +68,11 @@ class HazardTables:
     index: npt.NDArray[np.float32]
     log_survival: npt.NDArray[np.float32]
 
+    def chance(self, row: int, at: int) -> float:
+        """Probability that a wait of a class ends in bin ``at``, never 0."""
+        reached, passed = float(self.log_survival[row, at]), float(self.log_survival[row, at + 1])
+        return max(1e-6, math.exp(reached) - math.exp(passed))
+
     def row_of(self, path: tuple[int, ...]) -> int:
         """Row of the finest known class on a path."""
         packed, row = 1, 0
