@@ -31,7 +31,10 @@ class _Lane:
 
     num_threads: int
     queue: deque[_Waiting] = field(default_factory=deque)
+    num_busy: int = 0
+    """Workers that will look at the queue again."""
     workers: set[asyncio.Task[None]] = field(default_factory=set)
+    """Their tasks, which asyncio itself does not keep alive."""
 
 
 class TokeniseStage:
@@ -66,7 +69,8 @@ class TokeniseStage:
         lane = self._long if len(text) > LONG_TEXT_CHARS else self._short
         lane.queue.append(waiting)
         self.meter.enter()
-        if len(lane.workers) < lane.num_threads:
+        if lane.num_busy < lane.num_threads:
+            lane.num_busy += 1
             worker = asyncio.create_task(self._work(lane))
             lane.workers.add(worker)
             worker.add_done_callback(lane.workers.discard)
@@ -79,7 +83,16 @@ class TokeniseStage:
             raise
 
     async def _work(self, lane: _Lane) -> None:
-        """Batches until nobody waits."""
+        """Batches until nobody waits.
+
+        Who finds the line empty leaves at once: a text that comes before the task is known to have ended needs another.
+        """
+        try:
+            await self._work_off(lane)
+        finally:
+            lane.num_busy -= 1
+
+    async def _work_off(self, lane: _Lane) -> None:
         while lane.queue:
             batch = self._next_batch(lane)
             began, busy_before = self._clock(), self._engine_busy_s()
