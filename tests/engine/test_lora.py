@@ -20,6 +20,7 @@ from dflash2.engine.adapters import PATIENCE_S, Adapters
 from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
 from dflash2.engine.engine import ReferenceEngine
 from dflash2.engine.fingerprint import model_fingerprint
+from dflash2.engine.lora_layers import copy_numbers
 from dflash2.engine.model_loader import LoadedModel
 from dflash2.engine.sampling import SamplingParams
 from dflash2.errors import DeadlineExceeded, ModelError, RequestError
@@ -350,3 +351,16 @@ def test_a_name_that_is_unknown_is_refused_at_once() -> None:
         world.add([1], 5, adapter="zz")
     with pytest.raises(RequestError, match="has no adapters"):
         EngineWorld((8, 8, 0)).add([1], 2, adapter="a")
+
+
+@pytest.mark.parametrize("target", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("source", [torch.float32, torch.float16, torch.bfloat16])
+def test_numbers_of_a_file_reach_the_device_as_they_are(source: torch.dtype, target: torch.dtype) -> None:
+    numbers = torch.tensor([[0.5, -1.25, 3.0], [2.0, -0.0078125, 96.0]])  # exact in all of them
+    stored = numbers.to(source)
+    array = stored.view(torch.uint16).numpy() if source is torch.bfloat16 else stored.numpy()
+    room = torch.zeros(2, 4, 3, dtype=target)
+    copy_numbers(room[1, :2], array)
+    copy_numbers(room[0, :3, :2], array.T)
+    assert torch.equal(room[1, :2].float(), numbers) and torch.equal(room[0, :3, :2].float(), numbers.T)
+    assert not room[1, 2:].any()

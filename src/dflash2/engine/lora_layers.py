@@ -88,8 +88,8 @@ class LoraLayers:
     def _copy(self, slot: int, weights: AdapterWeights) -> None:
         for name, layer in weights.items():
             rank = layer.a.shape[0]
-            _copy(self._a[name][slot, :rank], layer.a)
-            _copy(self._b[name][slot, :rank], layer.b.T)
+            copy_numbers(self._a[name][slot, :rank], layer.a)
+            copy_numbers(self._b[name][slot, :rank], layer.b.T)
 
     def _hook(self, name: str) -> Any:
         a, b = self._a[name], self._b[name]
@@ -139,7 +139,7 @@ def _rows(batch: StepBatch, device: torch.device) -> list[_Rows]:
     return rows
 
 
-def _copy(target: torch.Tensor, source: Array) -> None:
+def copy_numbers(target: torch.Tensor, source: Array) -> None:
     """Numbers of a file, bfloat16 as uint16, to a matrix of the device."""
     is_bfloat16 = source.dtype == np.uint16
     if target.device.type == "cpu" and target.dtype is torch.float32:
