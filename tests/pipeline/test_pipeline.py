@@ -32,18 +32,6 @@ class GatedTokenizer(Tokenizer):
         return super().encode_batch(texts, add_special_tokens=add_special_tokens)
 
 
-class GatedAdapters:
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.asked: list[str] = []
-
-    async def ready(self, adapter: str) -> None:
-        self.asked.append(adapter)
-        if adapter == "broken":
-            raise RequestError("no such adapter", param="model")
-        await self.gate.wait()
-
-
 @pytest.fixture
 def tokenizer() -> Iterator[GatedTokenizer]:
     tokenizer = GatedTokenizer()
@@ -155,28 +143,6 @@ def test_too_many_at_once_are_refused(tokenizer: GatedTokenizer) -> None:
     asyncio.run(main())
 
 
-def test_an_adapter_loads_while_the_text_is_tokenised_and_holds_up_nobody_else(tokenizer: GatedTokenizer) -> None:
-    async def main() -> None:
-        adapters = GatedAdapters()
-        tokenizer.gate.clear()
-        pipeline = Pipeline(tokenizer, TokenRing(100), adapters=adapters)
-        adapted = asyncio.create_task(pipeline.prepare(text("x"), room, adapter="a"))
-        await spin()
-        assert adapters.asked == ["a"] and tokenizer.batches == [1]
-        tokenizer.gate.set()
-        await asyncio.wait_for(pipeline.prepare(text("base"), room), 60)
-        assert not adapted.done()
-        assert pipeline.stats()["stages"]["adapter"]["active"] == 1
-        adapters.gate.set()
-        await asyncio.wait_for(adapted, 60)
-        with pytest.raises(RequestError, match="no such adapter"):
-            await pipeline.prepare(text("x"), room, adapter="broken")
-        del adapted
-        assert_idle(pipeline)
-
-    asyncio.run(main())
-
-
 def test_work_beside_a_running_model_counts_as_hidden(tokenizer: GatedTokenizer) -> None:
     async def main() -> None:
         time_s, busy_s = 0.0, 0.0
@@ -204,23 +170,20 @@ def refuse(count: int) -> int:
 
 
 async def leave_everywhere(tokenizer: GatedTokenizer, count: int, seed: int) -> None:
-    """Requests that leave after a random while, refused ones and broken adapters among them."""
+    """Requests that leave after a random while, refused ones among them."""
     rng = np.random.default_rng(seed)
-    adapters = GatedAdapters()
-    adapters.gate.set()
-    pipeline = Pipeline(tokenizer, TokenRing(400), adapters=adapters, max_requests=10**6)
+    pipeline = Pipeline(tokenizer, TokenRing(400), max_requests=10**6)
     kept: list[object] = []
 
     async def one(number: int) -> None:
         kind = rng.integers(8)
-        adapter = "broken" if kind == 0 else "a" if kind < 4 else None
         words = "x" * int(rng.integers(1, 60))
         prompt = (
             [1, 2, 3] if kind % 2 else TextPrompt(words if kind % 4 else lambda: words, 60, add_special_tokens=False)
         )
         for _ in range(int(rng.integers(6))):
             await asyncio.sleep(0)
-        asking = pipeline.prepare(prompt, refuse if kind == 7 else room, adapter)
+        asking = pipeline.prepare(prompt, refuse if kind == 7 else room)
         task = asyncio.create_task(asking)
         for _ in range(int(rng.integers(12))):
             await asyncio.sleep(0)

@@ -34,7 +34,7 @@ PLACEHOLDERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "direction": ("direction", ("in", "out")),
     "failure": ("reason", tuple(reason.replace(" ", "_") for reason in FAILURES)),
     "wait": ("reason", ("queued", "room", "smoothed", "seats", "growth")),
-    "stage": ("stage", ("validate", "tokenise", "adapter")),
+    "stage": ("stage", ("validate", "tokenise")),
     "step": ("stage", ("estimate", "lookup", "reserved", "batch")),
 }
 """What may stand in a path: the label that it becomes, and its values. ``direction`` is seen from HBM; ``origin`` is
@@ -111,6 +111,7 @@ METRICS: tuple[Series, ...] = (
     _gauge("adapters_pinned", "Adapters that requests use.", "adapters", "pinned_adapters"),
     _gauge("adapter_dram_bytes", "Copies of adapters in DRAM.", "adapters", "dram_bytes"),
     _gauge("adapter_requests_waiting", "Requests whose adapter is not ready.", "adapters", "waiting_requests"),
+    _counter("adapter_wait_seconds", "Time requests waited for their adapter.", "adapters", "stage", "wait_s"),
     _counter("adapter_uses", "Requests with an adapter.", "adapters", "uses"),
     _counter("adapter_uses_on_device", "Of these, how many found it on the device.", "adapters", "uses_on_device"),
     _counter("adapter_evictions", "Adapters that gave their place on the device to another.", "adapters", "evictions"),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dflash2.errors import QueueFull
 from dflash2.pipeline.handoff import TokenIds, TokenRing, TokenSpan
@@ -17,17 +15,6 @@ from dflash2.pipeline.tokenizer import Tokenizer
 
 VALIDATING_AT_ONCE = 2
 """Chats rendered at a time: a template is Python and holds the GIL."""
-
-
-class AdapterStore(Protocol):
-    """Brings LoRA adapters to where a step can use them."""
-
-    async def ready(self, adapter: str) -> None:
-        """Return when the adapter can take part in a step.
-
-        Raises:
-            DFlash2Error: it cannot be had.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +43,7 @@ class GivenTokens:
 
 
 class Pipeline:
-    """Validate, tokenise, adapter ready, hand over; all requests at once, each stage with its own queue.
+    """Validate, tokenise, hand over; all requests at once, each stage with its own queue.
 
     A request is a coroutine: cancelling it leaves whatever stage it is in and gives back what it holds. Plain asyncio
     and the tokenizer's threads.
@@ -66,7 +53,6 @@ class Pipeline:
         ring: where the token ids go.
         enabled: False tokenises one request after the other, as engines do without a pipeline.
         max_requests: requests in these stages; more are refused.
-        adapters: of the model; None if it has none.
         engine_busy_s: seconds that the model has been running so far, to tell what is hidden behind it.
         clock: seconds.
     """
@@ -78,7 +64,6 @@ class Pipeline:
         *,
         enabled: bool = True,
         max_requests: int = 1024,
-        adapters: AdapterStore | None = None,
         engine_busy_s: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,16 +72,13 @@ class Pipeline:
         self._tokenizer = tokenizer
         self._max_requests = max_requests
         self._num_requests = 0
-        self._adapters = adapters
         self._validate = Stage(VALIDATING_AT_ONCE if enabled else 1, engine_busy_s, clock)
         self._tokenise = TokeniseStage(tokenizer, MAX_BATCH if enabled else 1, engine_busy_s, clock)
-        self._adapter = Stage(max_requests, engine_busy_s, clock)
 
     async def prepare(
         self,
         prompt: TextPrompt | list[int],
         output_room: Callable[[int], int],
-        adapter: str | None = None,
     ) -> TokenSpan:
         """Take a request through all stages.
 
@@ -104,31 +86,22 @@ class Pipeline:
             prompt: text, or token ids.
             output_room: from the number of prompt tokens to the most tokens that may follow; raises for a prompt that
                 cannot be served.
-            adapter: LoRA adapter that must be ready; loads while the text is tokenised.
 
         Returns:
             Its place in the ring; the caller gives it to the engine or releases it.
 
         Raises:
             QueueFull: too many requests are in these stages.
-            Exception: what ``output_room``, a template or the adapter raised.
+            Exception: what ``output_room`` or a template raised.
         """
         if self._num_requests >= self._max_requests:
             raise QueueFull(f"{self._num_requests} requests are being prepared already; come back later")
         self._num_requests += 1
-        loading = None if adapter is None else asyncio.create_task(self._load(adapter))
         try:
             tokens = await self._token_ids(prompt)
-            room = output_room(len(tokens))
-            if loading is not None:
-                await loading
-            return await self.ring.put(tokens, room)
+            return await self.ring.put(tokens, output_room(len(tokens)))
         finally:
             self._num_requests -= 1
-            if loading is not None:
-                loading.cancel()
-                with suppress(asyncio.CancelledError, Exception):  # already raised above, or nobody wants it
-                    await loading
 
     def stats(self) -> dict[str, Any]:
         """JSON-able."""
@@ -138,7 +111,6 @@ class Pipeline:
             "stages": {
                 "validate": self._validate.meter.as_dict(),
                 "tokenise": self._tokenise.meter.as_dict(),
-                "adapter": self._adapter.meter.as_dict(),
             },
             "ring": self.ring.stats(),
         }
@@ -152,9 +124,3 @@ class Pipeline:
             else:
                 text = await self._tokenizer.run(prompt.text, prompt.num_chars)
         return await self._tokenise.encode(text, add_special_tokens=prompt.add_special_tokens)
-
-    async def _load(self, adapter: str) -> None:
-        if self._adapters is None:
-            return
-        async with self._adapter.place():
-            await self._adapters.ready(adapter)

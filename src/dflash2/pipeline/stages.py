@@ -9,9 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-STAGES = ("validate", "tokenise", "adapter", "lookup", "estimate", "reserved", "batch")
-"""The way of a request, in order. The first three run beside the model, the others in the engine's thread."""
-
 
 @dataclass(slots=True)
 class StageMeter:
