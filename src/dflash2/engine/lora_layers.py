@@ -48,7 +48,8 @@ class LoraLayers:
         """B transposed, so that the rows of a smaller rank are one piece."""
         self._scales: list[dict[str, tuple[int, float]]] = [{} for _ in range(num_slots)]
         """For each slot the layers that its adapter has, with rank and scale."""
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        stream: Any = torch.cuda.Stream
+        self._copies = stream(device) if device.type == "cuda" else None
         """Copies do not stand in the way of the model's kernels."""
         self._rows: list[_Rows] = []
         self._hooks = [module.register_forward_hook(self._hook(name)) for name, module in modules.items()]
