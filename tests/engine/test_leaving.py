@@ -18,6 +18,7 @@ from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
 
 from dflash2.engine.async_engine import AsyncEngine
 from dflash2.engine.base import FinishReason, GenerationRequest, RequestHints
+from dflash2.engine.promises import Reserve
 from dflash2.engine.sampling import SamplingParams
 from dflash2.errors import QueueFull
 from dflash2.pipeline.handoff import TokenRing
@@ -34,9 +35,9 @@ class RunningClock(ManualClock):
         return self.now
 
 
-def world(slots: tuple[int, int, int], cutoff: float | None) -> EngineWorld:
+def world(slots: tuple[int, int, int], cutoff: float | None, reserve: Reserve = "estimate") -> EngineWorld:
     limits = replace(LIMITS, quantum_tokens=2, admission_timeout_s=3.0, max_waiting=30)
-    made = EngineWorld(slots, limits=limits, clock=RunningClock(), smoothing_cutoff=cutoff)
+    made = EngineWorld(slots, limits=limits, clock=RunningClock(), smoothing_cutoff=cutoff, reserve=reserve)
     made.transfer.prompt = True
     return made
 
@@ -129,6 +130,14 @@ def test_engine_and_memory_manager_read_tokens_where_the_tokenizer_wrote_them(sl
 def test_leaving_anywhere_gives_everything_back(slots: tuple[int, int, int], cutoff: float | None) -> None:
     made = world(slots, cutoff)
     ends = asyncio.run(leave(made, 180, seed=1))
+    assert ends["left"] > 0 and ends[FinishReason.LENGTH.value] > 0
+    check_back_at_start(made)
+
+
+@pytest.mark.parametrize("reserve", ["prompt", "max_tokens"])
+def test_however_much_is_reserved(reserve: Reserve) -> None:
+    made = world((12, 4, 4), 0.05, reserve)
+    ends = asyncio.run(leave(made, 180, seed=3))
     assert ends["left"] > 0 and ends[FinishReason.LENGTH.value] > 0
     check_back_at_start(made)
 
