@@ -141,10 +141,10 @@ class Forecaster:
         """The models of blocks have learned."""
         self.outlook.replace_touch(self.touches.tables, self.turns.tables)
 
-    def is_time_to_learn(self) -> bool:
-        """There is work for ``learn``."""
+    def is_time_to_learn(self, ahead: float) -> bool:
+        """There is work for ``learn``: a part ``ahead`` of the usual number of requests has come since."""
         due = min(LEARN_AT_MOST, max(LEARN_AT_LEAST, LEARN_AT_GROWTH * self._num_arrivals))
-        if not self._to_learn and self._since_learning >= due:
+        if not self._to_learn and self._since_learning >= ahead * due:
             self._since_learning = 0
             self._to_learn = [number for number, model in enumerate(self.models) if model.num_begun]
         return bool(self._to_learn)

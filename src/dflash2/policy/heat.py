@@ -39,6 +39,8 @@ KNOWN_SOONEST_S = 0.1
 """A block whose known next use is nearer than this is worth no more than one that is so near."""
 LEVEL_OF_SHARERS = np.clip(np.log2(np.maximum(np.arange(256), 1)).astype(np.int64) - 1, 0, NUM_SHARED_CLASSES - 2)
 """Class of a block by how many sessions share it."""
+EARLY = 0.25
+"""Between steps, when heat is computed anew, counting and learning come so much earlier, that no step has to wait."""
 VALUES_STAY = 0.003
 """Part of the horizon for which the value of a segment is taken to stay what it was."""
 FEW = 512
@@ -122,12 +124,13 @@ class HeatPolicy:
         else:
             self._settle(table, request, ids[:0])
             self._assign(request, ids, now)
-        self._housekeeping(table, now)
+        self._housekeeping(table, now, ahead=1.0)
 
     # -- what is asked -------------------------------------------------------------------------------------------
 
     def refresh(self, table: PageTable, now: float) -> None:
         self._segments.fit_table(table)
+        self._housekeeping(table, now, ahead=EARLY)
         table.heat[:] = self._segment_chance(now, self.horizon_s(now))[self._segments.of_block]
         special = np.flatnonzero(np.isfinite(table.next_use) | (table.ref_count > 0)).astype(np.int32)
         table.heat[special] = self.heat(table, special, now)
@@ -275,8 +278,9 @@ class HeatPolicy:
             number = int(segments.level[segment]) if shared else CLASS_OF_NOBODY
             self._forecast.touches.note_use(number, now - float(segments.touched_s[segment]), count)
 
-    def _housekeeping(self, table: PageTable, now: float) -> None:
-        if self._num_arrivals >= SWEEP_EVERY:
+    def _housekeeping(self, table: PageTable, now: float, ahead: float) -> None:
+        """Count, or learn a slice, when a part ``ahead`` of the usual number of requests has come since."""
+        if self._num_arrivals >= ahead * SWEEP_EVERY:
             self._num_arrivals = 0
             segments, forecast = self._segments, self._forecast
             segments.sweep(table)
@@ -287,7 +291,7 @@ class HeatPolicy:
             idle = now - table.last_use[paused]
             forecast.turns.refit(np.zeros(len(paused), np.int64), idle, np.ones(len(paused), np.int64))
             forecast.show_touches()
-        elif self._forecast.is_time_to_learn():
+        elif self._forecast.is_time_to_learn(ahead):
             self._forecast.learn(now)
 
     def _segment_values(self, now: float) -> Floats:
