@@ -48,7 +48,7 @@ class Peer:
     """
 
     def __init__(self, directory: Path, block_bytes: int, count: int) -> None:
-        gib = 3 * count * block_bytes / 2**30 + 0.25
+        gib = 6 * count * block_bytes / 2**30 + 0.25
         config = LMCacheEngineConfig.from_defaults(
             chunk_size=256,
             local_cpu=True,
