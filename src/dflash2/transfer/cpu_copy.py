@@ -58,7 +58,7 @@ class _Plan:
         whole_rows = src.flags.c_contiguous and dst.flags.c_contiguous
         for rows, start in self._collected:
             if whole_rows:
-                # With mode "raise" NumPy would fill a buffer of its own first; jobs are checked when they are submitted.
+                # With mode "raise" NumPy would fill a buffer of its own first; jobs are checked at submission.
                 np.take(src, rows, axis=0, out=dst[start : start + len(rows)], mode="clip")
             else:
                 for at, row in enumerate(rows, start):
