@@ -34,7 +34,7 @@ _MIN_COPY_SHARE_BYTES = 512 * 1024
 """Below this a second thread costs more than it copies."""
 _MIN_STORE_SHARE_BYTES = 2 * 1024 * 1024
 """Stores hash and write headers as well: with more threads these wait for each other. 128 KiB blocks, 8 threads, GB/s
-with shares of 1, 4, 8 and 16 blocks at least: 1.1, 1.4, 2.2, 2.6. Loads are best with many shares: 1.7, 1.6, 1.5, 1.5."""
+with shares of 1, 4, 8 and 16 blocks at least: 1.1, 1.4, 2.2, 2.6. Loads want many shares: 1.7, 1.6, 1.5, 1.5."""
 
 
 class ThreadedTransferEngine:
