@@ -210,6 +210,15 @@ def test_prefetch_brings_upcoming_blocks_before_they_are_needed(own: Own) -> Non
     assert counters["prefetch_used_blocks"] == 2 and own.runtime.stats()["hbm_hit_rate"] == 1.0
 
 
+def test_each_step_uses_the_blocks_that_it_reads(own: Own) -> None:
+    one = own.open("one", 1, 8, 4)
+    own.step((one, tokens(1, 8)))
+    before = own.runtime.stats()["counters"]["used_blocks"]
+    own.step((one, tokens(1, 1)))
+    counters = own.runtime.stats()["counters"]
+    assert (counters["used_blocks"] - before, counters["used_in_hbm_blocks"]) == (2, counters["used_blocks"])
+
+
 def test_a_fork_shares_and_then_goes_its_own_way(own: Own) -> None:
     one = own.open("one", 1, 6, 6)
     own.step((one, tokens(1, 6)))

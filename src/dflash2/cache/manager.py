@@ -185,12 +185,15 @@ class CacheManager:
 
     def advance(self, work: Iterable[tuple[Sequence, IntArray]]) -> None:
         """The KV of these tokens (int32 ``[n]``) has been written behind those before; publish what became full."""
-        block_size, num_tokens = self.block_size, 0
+        block_size, num_tokens, num_read = self.block_size, 0, 0
         for sequence, token_ids in work:
+            num_read += -(-sequence.num_tokens // block_size)
             num_tokens += sequence.append_tokens(token_ids)
             if sequence.num_tokens >= (len(sequence.keys) + 1) * block_size:
                 self._seal_from(sequence, len(sequence.keys))
         self.counters.computed_tokens += num_tokens
+        self.counters.used_blocks += num_read  # the step has read them, so they were in HBM
+        self.counters.used_in_hbm_blocks += num_read
 
     # -- restart and flush ---------------------------------------------------------------------------------------
 

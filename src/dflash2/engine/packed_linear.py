@@ -31,7 +31,8 @@ class PackedLinear(nn.Module):
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self._packed = _mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS_HINT)
-        self._bias = None if linear.bias is None else linear.bias.detach()
+        bias: torch.Tensor | None = linear.bias
+        self._bias = bias.detach() if bias is not None else None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
