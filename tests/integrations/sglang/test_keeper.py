@@ -236,6 +236,19 @@ def test_a_long_load_arrives_layer_by_layer_whatever_the_number_of_threads(engin
         engine.assert_page(page, key)
 
 
+def test_requests_bring_up_what_fits_dram_together_in_the_order_of_arrival(engine: Engine) -> None:
+    for turn in range(4):
+        engine.compute([100 * turn + i for i in range(4)], [1, 2, 3, 4])
+        engine.settle()
+        engine.give_up([1, 2, 3, 4])
+    for _ in range(2):  # asked again, each keeps its place
+        for turn in range(4):
+            engine.keeper.restorable(f"r{turn}", [name(100 * turn + i) for i in range(4)])
+    assert [engine.keeper.in_front(f"r{turn}") for turn in range(4)] == [True, True, False, False]
+    engine.keeper.forget_request("r0")
+    assert engine.keeper.in_front("r2")
+
+
 def test_expected_blocks_are_hot_until_the_request_has_them(engine: Engine) -> None:
     ids = engine.compute([10], [3])
     engine.settle()

@@ -13,7 +13,7 @@ from dflash2.table.keys import KeyNamespace
 from dflash2.types import KVLayout
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=64, block_size=8, dtype="float32")
-PROMPT, MAX_NEW = 80, 800
+PROMPT, MAX_NEW = 80, 200
 
 
 @pytest.fixture

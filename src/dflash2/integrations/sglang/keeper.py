@@ -23,6 +23,8 @@ from dflash2.table.slots import ForeignSlots
 from dflash2.transfer.base import LayerWatcher
 from dflash2.types import IntArray, Tier, Urgency
 
+FRONT_SHARE = 0.75
+"""Share of DRAM that blocks which requests wait for may take."""
 EXPECTED_FOR_STEPS = 1000
 """A waiting request that was not asked about for so many steps is gone."""
 
@@ -174,11 +176,14 @@ class Keeper:
         below = (self._table.present[ids] & ~TIER_BIT[Tier.HBM]) != 0
         ids = ids[: _leading(below)]
         before = self._expected.get(request_id)
-        self.forget_request(request_id)
+        if before is not None:
+            self._table.next_use[before.ids] = np.inf
         if len(ids):
             on_nvme = ids[self._table.present[ids] == TIER_BIT[Tier.NVME]] if before is None else before.on_nvme
-            self._expected[request_id] = _Expected(ids, on_nvme, self._num_steps)
+            self._expected[request_id] = _Expected(ids, on_nvme, self._num_steps)  # keeps its place in the line
             self._table.next_use[ids] = self._clock()
+        else:
+            self._expected.pop(request_id, None)
         return Restorable(ids, _leading(self._table.has(ids, Tier.DRAM)))
 
     def forget_request(self, request_id: str) -> None:
@@ -186,6 +191,20 @@ class Keeper:
         expected = self._expected.pop(request_id, None)
         if expected is not None:
             self._table.next_use[expected.ids] = np.inf
+
+    def in_front(self, request_id: str) -> bool:
+        """Whether this request's blocks, and those of all that were expected before it, fit DRAM together.
+
+        If all that wait brought theirs up at once, they would push each other's out again before anybody used them.
+        """
+        room = int(FRONT_SHARE * self._table.capacity(Tier.DRAM))
+        for index, (other, expected) in enumerate(self._expected.items()):
+            room -= len(expected.ids)
+            if other == request_id:
+                return index == 0 or room >= 0
+            if room < 0:
+                return False
+        return True
 
     def promote(self, ids: IntArray, urgency: Urgency) -> bool:
         """Begin to bring blocks from NVMe to DRAM.

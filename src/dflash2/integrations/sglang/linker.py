@@ -76,7 +76,8 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self._queued: dict[str, tuple[IntArray, IntArray]] = {}
         self._loading: dict[str, list[bytes]] = {}
         self._offloads: deque[_Offload] = deque()
-        self._waiting: dict[str, tuple[IntArray, float]] = {}
+        self._waiting: dict[str, float | None] = {}
+        """Requests that wait for blocks from NVMe, and since when these are on their way; None: not yet."""
         self._gave_up: set[str] = set()
         self.parent_hashes: list[str] = []
         """Page hashes of what precedes the node that is offloaded next; set by a hook."""
@@ -98,9 +99,11 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         """Lengths, in pages, of the tail that can be loaded now; what is on NVMe is brought up meanwhile."""
         found = self.keeper.restorable(rid, self._keys.of(transfers[0].keys))
         if found.num_ready < len(found.ids) and rid not in self._gave_up:
-            _, since = self._waiting.get(rid, (found.ids, time.monotonic()))
-            self._waiting[rid] = (found.ids, since)
-            self.keeper.promote(found.ids, Urgency.DEMAND)
+            since = self._waiting.get(rid)
+            if self.keeper.in_front(rid):
+                since = time.monotonic() if since is None else since
+                self.keeper.promote(found.ids, Urgency.DEMAND)
+            self._waiting[rid] = since
         else:
             self._waiting.pop(rid, None)
         return list(range(1, found.num_ready + 1))
@@ -109,8 +112,8 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         """On this rank: the request's blocks are still on their way from NVMe and its patience is not exhausted."""
         if rid not in self._waiting:
             return False
-        _, since = self._waiting[rid]
-        if time.monotonic() - since < NVME_WAIT_S:
+        since = self._waiting[rid]
+        if since is None or time.monotonic() - since < NVME_WAIT_S:
             return True
         del self._waiting[rid]
         self._gave_up.add(rid)
