@@ -46,7 +46,7 @@ VALUES_STAY = 0.003
 FEW = 512
 LONG_RUN_S = 4 * 3600.0
 """What is not used for so long will have left every tier."""
-LEAST_CHANCE = {Tier.HBM: 0.0, Tier.DRAM: 0.01, Tier.NVME: 0.04}
+LEAST_CHANCE = {Tier.HBM: 0.0, Tier.DRAM: 0.01, Tier.NVME: 0.18}
 """A copy is worth its write if it is used in the long run with this probability at least."""
 """So many blocks are ordered one by one."""
 
