@@ -46,6 +46,8 @@ class FakeEngine:
     script: Script = echo
     max_context_tokens: int = 1_000
     refuse: Callable[[GenerationRequest], Exception | None] = lambda request: None
+    resident_tokens: int | None = None
+    """Less than the context: what HBM holds of one request."""
     step_s: float = 0.0
     gate: threading.Event | None = None
     """If set, a step waits for it."""
@@ -62,6 +64,10 @@ class FakeEngine:
     threads: set[str] = field(default_factory=set)
     _seen: set[tuple[str | None, bytes]] = field(default_factory=set)
     _gone: list[TokenOutput] = field(default_factory=list)
+
+    @property
+    def max_resident_tokens(self) -> int:
+        return self.max_context_tokens if self.resident_tokens is None else self.resident_tokens
 
     @property
     def has_work(self) -> bool:

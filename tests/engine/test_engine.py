@@ -213,6 +213,17 @@ def test_what_cannot_be_served_is_refused_at_once(prompt: list[int], max_tokens:
     world.check_answers()
 
 
+def test_what_hbm_holds_of_one_request_can_be_asked_for_and_is_served() -> None:
+    world = EngineWorld((20, 16, 40), max_context_tokens=10_000)
+    most = world.engine.max_resident_tokens
+    assert most == 20 * BLOCK
+    name = world.add([1, 2, 3], most - 3)
+    with pytest.raises(RequestTooLarge):
+        world.add([1, 2, 3], most - 2)
+    world.run(2_000)
+    assert len(world.outputs[name]) == most - 3
+
+
 def test_an_id_in_use_is_refused() -> None:
     world = EngineWorld(TIERS["three tiers"])
     world.add([1], 5)

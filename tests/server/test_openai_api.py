@@ -54,6 +54,12 @@ def test_chat_without_a_limit_may_use_the_whole_context(client: openai.OpenAI, e
     assert answer.usage.total_tokens == engine.max_context_tokens
 
 
+def test_chat_without_a_limit_ends_where_hbm_does() -> None:
+    with serving(FakeEngine(resident_tokens=300)) as server, server.client() as client:
+        answer = client.chat.completions.create(model=MODEL, messages=USER)
+        assert answer.usage.total_tokens == 300 and answer.choices[0].finish_reason == "length"
+
+
 def test_chat_streamed(client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(model=MODEL, messages=USER, max_tokens=NUM_PROMPT, stream=True))
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}

@@ -58,6 +58,7 @@ class AsyncEngine:
         self._engine = engine
         self._idle_interval_s = idle_interval_s
         self.max_context_tokens = engine.max_context_tokens
+        self.max_resident_tokens = engine.max_resident_tokens
         # Owned by the loop.
         self._state = EngineState.NEW
         self._failure: Exception | None = None

@@ -157,6 +157,10 @@ class Engine(Protocol):
         """Prompt and output of one request together never exceed this."""
 
     @property
+    def max_resident_tokens(self) -> int:
+        """As many of these as HBM holds at one time: a request without a limit of its own is cut off here."""
+
+    @property
     def has_work(self) -> bool:
         """True while a request waits or runs, or a cancelled one has not been reported yet."""
 

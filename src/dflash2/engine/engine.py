@@ -72,6 +72,10 @@ class ReferenceEngine:
         self._brancher.on_gaps = watcher
 
     @property
+    def max_resident_tokens(self) -> int:
+        return min(self.max_context_tokens, self.runtime.ledger.largest * self.runtime.layout.block_size)
+
+    @property
     def has_work(self) -> bool:
         return bool(self._groups)
 

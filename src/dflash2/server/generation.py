@@ -149,7 +149,7 @@ class Frontend:
         if num_prompt == 0:
             raise ApiError(400, "the prompt has no tokens", param=param)
         context = self._engine.max_context_tokens
-        max_tokens = max(1, context - num_prompt) if limit is None else limit
+        max_tokens = max(1, self._engine.max_resident_tokens - num_prompt) if limit is None else limit
         if num_prompt + max_tokens > context:
             raise ApiError(
                 400,
