@@ -211,7 +211,7 @@ def test_many_clients_a_third_of_which_leave(server: Server, client: openai.Open
         ({"prompt": "x", "max_tokens": 5_000}, 400, "context_length_exceeded"),
         ({"prompt": "x" * 1_000_000}, 400, "context_length_exceeded"),
         ({"prompt": "x", "model": "other"}, 404, "model_not_found"),
-        ({"prompt": "x", "n": 2}, 400, "unsupported_parameter"),
+        ({"prompt": "x", "suffix": "y"}, 400, "unsupported_parameter"),
         ({"prompt": "x" * 9_000_000}, 413, "body_too_large"),
     ],
     ids=lambda value: str(value)[:30],
@@ -223,12 +223,15 @@ def test_bad_input(server: Server, body: dict, status: int, code: str | None) ->
 
 def test_every_metric_has_its_place_in_the_statistics(server: Server) -> None:
     stats = httpx.get(f"{server.url}/dflash2/stats").json()
-    for metric in METRICS:
-        for tier in ("hbm", "dram", "nvme"):
+    for series in METRICS:
+        if series.path[0] == "adapters":
+            continue  # this server has none: they are reported as zero
+        histogram = series.kind == "histogram"
+        for path in [(*series.path, "count")] if histogram else [path for _, path in series.places()]:
             value = stats
-            for key in metric.path:
-                value = value[key.replace("{tier}", tier)]
-            assert isinstance(value, (int, float)), metric.name
+            for key in path:
+                value = value[key]
+            assert isinstance(value, (int, float)), series.name
     families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
     values = {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
     assert values["dflash2_engine_up"] == 1
