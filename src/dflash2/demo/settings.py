@@ -11,7 +11,7 @@ from dflash2.types import MIB, KVLayout
 
 PRESSURE = 4
 """KV working set over HBM pool."""
-DRAM_SHARE = 1.3
+DRAM_SHARE = 2.0
 """DRAM over HBM pool: less than what spills, so that NVMe is used too."""
 NVME_SHARE = 3.5
 LONG_S = 3600.0
