@@ -12,7 +12,7 @@ from dflash2.engine.model_loader import load_model, load_tokenizer
 
 def main(gguf: str, target: str) -> None:
     """Convert ``gguf`` into the directory ``target``."""
-    model = load_model(gguf, "float32").model
+    model = load_model(gguf, "float32", pack=False).model
     settings = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
     config: PretrainedConfig = type(model.config)(**settings)
     # A fresh model of the same kind: the quantised wrapper refuses to be saved.
