@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
-from typing import Any
 
-from dflash2.errors import DFlash2Error, StorageError
+from dflash2.errors import DFlash2Error
 
 DEFAULT_NAME = "dflash2_config.json"
 
@@ -46,11 +44,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _init(args: argparse.Namespace) -> int:
     from dflash2.config import Config, MemoryConfig, effective
+    from dflash2.config.writing import write_config
     from dflash2.types import MIB
 
     dram_mb = effective(Config()).dram_machine_bytes // MIB
     values = Config(enable=True, memory=MemoryConfig(dram_capacity_mb=dram_mb)).model_dump(exclude_none=True)
-    _write(args.path, values, force=args.force)
+    write_config(args.path, values, force=args.force)
+    print(f"wrote {args.path}")
     return 0
 
 
@@ -69,24 +69,15 @@ def _check(args: argparse.Namespace) -> int:
 
 def _migrate(args: argparse.Namespace) -> int:
     from dflash2.config.first_generation import migrate, old_variables
+    from dflash2.config.writing import write_config
 
     if not old_variables(os.environ):
         raise DFlash2Error("no DFLASH_* variable is set, so there is nothing to migrate; run it where the service runs")
     migration = migrate(os.environ)
-    _write(args.path, migration.document, force=args.force)
+    write_config(args.path, migration.document, force=args.force)
+    print(f"wrote {args.path}")
     print("\n".join(migration.notes))
     return 0
-
-
-def _write(path: Path, values: dict[str, Any], *, force: bool) -> None:
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as stream:
-            stream.write(json.dumps(values, indent=2) + "\n")
-    except FileExistsError as error:
-        raise StorageError(f"{path} exists; --force overwrites it") from error
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
-    print(f"wrote {path}")
 
 
 def _positive(text: str) -> int:

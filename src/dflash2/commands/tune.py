@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dflash2.commands.replay import bytes_per_token, positive
 
@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from dflash2.config import load_config
+    from dflash2.config.writing import write_config
     from dflash2.replay.device import DeviceModel, read_device_model
     from dflash2.replay.plots import check_plotting
     from dflash2.replay.tuning import best_of, check_tuning
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot_tuning(outcomes, chosen, args.plot)
     if args.output is not None:
-        _write(args.output, changed_values(chosen.config), force=args.force)
+        write_config(args.output, changed_values(chosen.config), force=args.force)
         if not args.json:
             print(f"wrote {args.output}")
     return 0
@@ -114,18 +115,6 @@ def _search(args: argparse.Namespace, base: Config, traffic: Traffic, console: C
         return search(
             traffic.try_out, base, args.trials, lambda: progress.advance(task), seed=args.seed, jobs=args.jobs
         )
-
-
-def _write(path: Path, values: dict[str, Any], *, force: bool) -> None:
-    from dflash2.errors import StorageError
-
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as stream:
-            stream.write(json.dumps(values, indent=2) + "\n")
-    except FileExistsError as error:
-        raise StorageError(f"{path} exists; --force overwrites it") from error
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _amount(text: str) -> float:
