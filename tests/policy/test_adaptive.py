@@ -43,6 +43,15 @@ def test_little_evidence_is_collected_not_judged() -> None:
     assert guard.update() < 0.8
 
 
+def test_from_a_threshold_of_zero_it_goes_to_what_is_configured_next() -> None:
+    guard = AdaptiveThreshold(0.8)
+    rounds(guard, 3, 1.0)
+    guard.configure(0.0)
+    assert guard.effective == 0.0
+    guard.configure(0.5)
+    assert guard.effective == 0.5
+
+
 def test_a_threshold_configured_below_the_floor_is_left_alone() -> None:
     guard = AdaptiveThreshold(0.05)
     assert rounds(guard, 10, 1.0) == 0.05

@@ -31,7 +31,8 @@ class AdaptiveThreshold:
     def configure(self, configured: float) -> None:
         """The user's threshold, perhaps another one than before: the effective one follows in proportion."""
         if configured != self.configured:
-            self.effective = max(min(FLOOR, configured), self.effective * configured / self.configured)
+            share = self.effective / self.configured if self.configured else 1.0
+            self.effective = max(min(FLOOR, configured), share * configured)
             self.configured = configured
 
     def note(self, num_demoted: int, num_regretted: int) -> None:
