@@ -199,7 +199,6 @@ def fill(bench: Bench) -> IntArray:
     ids = table.try_allocate(table.num_free_rows)
     assert ids is not None
     table.last_use[ids] = np.linspace(0.0, bench.now, len(ids))
-    table.use_count[ids] = 1.0
     return ids
 
 

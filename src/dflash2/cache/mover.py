@@ -122,7 +122,7 @@ class Mover:
             slots = table.tiers[dst].try_take(len(batch))
             assert slots is not None
             table.place(batch, dst, slots)
-            table.busy[batch] += 1
+            table.mark_busy(batch)
             headers = self._headers(batch, src, dst)
             job = CopyJob(src, dst, table.slots_of(batch, src).copy(), slots, urgency, headers, ready)
             move = _Move(batch, table.generation[batch].copy(), job, evict_source)
@@ -148,7 +148,7 @@ class Mover:
             ready: see ``CopyJob``.
         """
         table = self._table
-        table.busy[ids] += 1
+        table.mark_busy(ids)
         slots = table.slots_of(ids, src).copy()
         job = CopyJob(src, Tier.HBM, slots, dst_slots, Urgency.DEMAND, None, ready, watcher)
         move = _Move(ids, table.generation[ids].copy(), job, evict_source=False, delivered=True)
@@ -192,7 +192,7 @@ class Mover:
         move = self._moves.pop(completion.ticket)
         ids, src, dst = move.ids, move.job.src, move.job.dst
         self._leaving[src] -= len(ids) if move.evict_source else 0
-        table.busy[ids] -= 1
+        table.unmark_busy(ids)
         arrived = ids[completion.ok]
         failed = ids[~completion.ok]
         if not move.delivered:

@@ -1,4 +1,4 @@
-"""The page table: where every block is. A struct of arrays, one row per block_id, 62 bytes a row."""
+"""The page table: where every block is. A struct of arrays, one row per block_id, 59 bytes a row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ TIER_BIT = {tier: np.uint8(1 << tier) for tier in Tier}
 
 
 _ZERO_WHILE_FREE = ("present", "arriving", "busy", "ref_count", "pin_count", "num_children")
-_ZEROED_AT_START = ("heat", "use_count", "last_use", "position", "parent")
+_ZEROED_AT_START = ("heat", "last_use", "position", "parent")
+_MAX_BUSY = np.iinfo(np.uint16).max
 
 
 class BlockState(IntEnum):
@@ -58,15 +59,14 @@ class PageTable:
         self.present = np.zeros(rows, np.uint8)
         self.arriving = np.zeros(rows, np.uint8)
         self.state = np.zeros(rows, np.uint8)
-        self.busy = np.zeros(rows, np.uint8)
-        """Copies in flight from or to this block: none of its slots may be given up."""
+        self.busy = np.zeros(rows, np.uint16)
+        """Copies from or to this block, in flight or set apart for one: none of its slots may be given up."""
         self.ref_count = np.zeros(rows, np.int32)
         self.pin_count = np.zeros(rows, np.int16)
         """Resident or entering sequences that hold it: its HBM slot may not be given up."""
         self.generation = np.zeros(rows, np.uint32)
         """Counts reuse of the row and writes into an OPEN block; a copy made of an older generation is stale."""
         self.heat = np.zeros(rows, np.float32)
-        self.use_count = np.zeros(rows, np.float32)
         self.last_use = np.zeros(rows, np.float64)
         self.next_use = np.full(rows, np.inf, np.float64)
         """Known time of the next use (s); inf where nothing is known."""
@@ -202,6 +202,26 @@ class PageTable:
         self.num_unpins += 1
         self.pin_count[ids] -= 1
         self.num_pinned -= int(np.count_nonzero(self.pin_count[ids] == 0))
+
+    def mark_busy(self, ids: IntArray) -> None:
+        """One more copy from or to each of these blocks, which need not be distinct: each counts once.
+
+        Raises:
+            IntegrityError: a count is at its end (nothing has changed); wrapped to 0 it would give up slots in use.
+        """
+        if np.any(self.busy[ids] == _MAX_BUSY):
+            raise IntegrityError(f"a block has {_MAX_BUSY} copies at a time")
+        self.busy[ids] += 1
+
+    def unmark_busy(self, ids: IntArray) -> None:
+        """One copy less for each of these blocks; counted as by ``mark_busy``.
+
+        Raises:
+            IntegrityError: one of them has none (nothing has changed).
+        """
+        if not np.all(self.busy[ids]):
+            raise IntegrityError("a copy ended of a block that has none")
+        self.busy[ids] -= 1
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if slots, rows, pins or states do not add up (invariants 1, 3, 4)."""

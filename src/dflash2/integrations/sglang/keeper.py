@@ -226,12 +226,12 @@ class Keeper:
         ids = np.array(known, np.int32)
         if len(ids) < len(keys) or not np.all(self._table.has(ids, Tier.DRAM)):
             return None
-        self._table.busy[ids] += 1
+        self._table.mark_busy(ids)
         return ids
 
     def let_go(self, ids: IntArray) -> None:
         """The blocks found will not be loaded."""
-        self._table.busy[ids] -= 1
+        self._table.unmark_busy(ids)
 
     def load(self, ids: IntArray, pages: IntArray, watcher: LayerWatcher, ready: Ready | None) -> None:
         """Copy blocks from DRAM to device pages that the engine has set apart for requests, layer by layer.
