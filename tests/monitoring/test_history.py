@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dflash2.monitoring import history_file
+from dflash2.monitoring import history, history_file
 from dflash2.monitoring.curves import CURVES, CurveReader
 from dflash2.monitoring.history import NAMES, SAVE_INTERVAL_S, SPANS, History
 
@@ -118,6 +119,29 @@ def test_it_is_saved_every_minute(tmp_path: Path) -> None:
     assert thread is not None
     thread.join()
     assert World(tmp_path / "history", start=world.now).history.curves("10m")["times"]
+
+
+def test_a_save_that_hangs_is_not_joined_by_another_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    released, writers = threading.Event(), []
+
+    def hang(*_: object) -> None:
+        writers.append(threading.current_thread())
+        assert released.wait(60)
+
+    monkeypatch.setattr(history, "write_history", hang)
+    monkeypatch.setattr(history, "CLOSE_WAIT_S", 0.05, raising=False)
+    world = World(tmp_path / "history")
+    world.run(int(SAVE_INTERVAL_S) + 1)
+    closing = threading.Thread(target=world.history.close)
+    closing.start()
+    closing.join(20)
+    done = not closing.is_alive()
+    released.set()
+    closing.join()
+    assert writers == [world.history._saving]
+    assert done and "hangs" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "version", "empty"])

@@ -21,6 +21,8 @@ NAMES = tuple(curve.name for curve in CURVES)
 SPANS: Mapping[str, tuple[int, int]] = {"10m": (1, 600), "3h": (10, 1080), "3d": (60, 4320)}
 """By name: seconds between two points, and number of points."""
 SAVE_INTERVAL_S = 60.0
+CLOSE_WAIT_S = 5.0
+"""Longest wait at the end for a save that is under way."""
 
 
 class Ring:
@@ -116,9 +118,12 @@ class History:
             yield ",".join([str(at), *("" if value != value else f"{value:.7g}" for value in row)]) + "\n"
 
     def close(self) -> None:
-        """Save what there is. Idempotent."""
+        """Save what there is, unless an earlier save hangs in the disk. Idempotent."""
         if self._saving is not None:
-            self._saving.join(5.0)
+            self._saving.join(CLOSE_WAIT_S)
+            if self._saving.is_alive():  # it writes the same file
+                logger.warning("the history is not saved: an earlier save to %s hangs in the disk", self._path)
+                return
         self._save()
 
     def _save_aside(self) -> None:
