@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -92,6 +93,38 @@ def test_whoever_stops_waiting_leaves_the_line_free() -> None:
 def test_what_never_fits_is_refused() -> None:
     with pytest.raises(RequestTooLarge, match=r"11 tokens .* holds 10"):
         TokenRing(10).try_take(11)
+
+
+def test_a_span_may_be_collected_while_its_ring_is_at_work() -> None:
+    """The collector runs where it likes: in the middle of a method that holds the ring's lock, in the same thread."""
+    ring = TokenRing(10)
+    ref = ring.try_take(10)
+    assert ref is not None
+    spans = [TokenSpan(ring, ref, 3)]
+
+    def collect() -> None:
+        with ring._lock:
+            spans.clear()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert ring.num_held == ring.num_spans == 0
+    assert ring.try_take(10) is not None
+
+
+def test_whoever_waits_hears_of_a_span_that_was_dropped() -> None:
+    async def main() -> None:
+        ring = TokenRing(10)
+        span = TokenSpan(ring, await ring.take(8), 3)
+        waits = asyncio.create_task(ring.take(9))
+        await asyncio.sleep(0)
+        del span
+        await asyncio.wait_for(waits, 60)
+        ring.check_integrity()
+
+    asyncio.run(main())
 
 
 class RingMachine(RuleBasedStateMachine):

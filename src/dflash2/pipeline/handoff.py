@@ -6,6 +6,7 @@ import asyncio
 import threading
 import weakref
 from bisect import bisect_left
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,6 +56,8 @@ class TokenRing:
         self._lock = threading.Lock()
         self._held: list[TokenRef] = []
         """By offset."""
+        self._dropped: deque[TokenRef] = deque()
+        """Places whose spans were collected as garbage, until somebody holds the lock anyway."""
         self._next = 0
         self._generation = 0
         self._line = asyncio.Lock()
@@ -73,11 +76,14 @@ class TokenRing:
     def num_held(self) -> int:
         """Ids whose place is taken."""
         with self._lock:
+            self._take_back_dropped()
             return sum(ref.length for ref in self._held)
 
     @property
     def num_spans(self) -> int:
-        return len(self._held)
+        with self._lock:
+            self._take_back_dropped()
+            return len(self._held)
 
     def view(self, ref: TokenRef) -> IntArray:
         """int32 ``[length]``, the memory itself.
@@ -102,6 +108,7 @@ class TokenRing:
                 "shorten it, or raise pipeline.ring_tokens"
             )
         with self._lock:
+            self._take_back_dropped()
             offset = self._find(length)
             if offset is None:
                 return None
@@ -142,13 +149,16 @@ class TokenRing:
             IntegrityError: it was given back before.
         """
         with self._lock:
-            index = self._index_of(ref)
-            if index is None:
-                raise IntegrityError(f"{ref} was released before")
-            del self._held[index]
-            waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter[0].is_closed():
-            waiter[0].call_soon_threadsafe(_wake, waiter[1])
+            self._remove(ref)
+        self._wake_waiter()
+
+    def drop(self, ref: TokenRef) -> None:
+        """Give the place of a collected span back.
+
+        The collector may run in the middle of any method of this class, in the same thread: nothing here takes a lock.
+        """
+        self._dropped.append(ref)
+        self._wake_waiter()
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -162,6 +172,7 @@ class TokenRing:
     def check_integrity(self) -> None:
         """Raise IntegrityError if two places overlap or leave the ring."""
         with self._lock:
+            self._take_back_dropped()
             end = 0
             for ref in self._held:
                 if ref.offset < end:
@@ -169,6 +180,22 @@ class TokenRing:
                 end = ref.offset + ref.length
             if end > self.num_tokens:
                 raise IntegrityError("a place lies outside the ring")
+
+    def _take_back_dropped(self) -> None:
+        """With the lock held."""
+        while self._dropped:
+            self._remove(self._dropped.popleft())
+
+    def _remove(self, ref: TokenRef) -> None:
+        index = self._index_of(ref)
+        if index is None:
+            raise IntegrityError(f"{ref} was released before")
+        del self._held[index]
+
+    def _wake_waiter(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter[0].is_closed():
+            waiter[0].call_soon_threadsafe(_wake, waiter[1])
 
     def _find(self, length: int) -> int | None:
         """Where ``length`` ids fit: from where the last place ended, around, until a gap is wide enough."""
@@ -201,11 +228,12 @@ class TokenSpan:
         num_prompt_tokens: ids that are the prompt; the rest is for the answer.
     """
 
-    __slots__ = ("__weakref__", "_give_back", "_lent", "buffer", "num_prompt_tokens", "ref")
+    __slots__ = ("__weakref__", "_if_dropped", "_lent", "_ring", "buffer", "num_prompt_tokens", "ref")
 
     def __init__(self, ring: TokenRing, ref: TokenRef, num_prompt_tokens: int) -> None:
-        self._give_back = weakref.finalize(self, ring.release, ref)
-        self._give_back.atexit = False
+        self._ring = ring
+        self._if_dropped = weakref.finalize(self, ring.drop, ref)
+        self._if_dropped.atexit = False
         self._lent = False
         self.ref = ref
         self.num_prompt_tokens = num_prompt_tokens
@@ -230,9 +258,9 @@ class TokenSpan:
         Raises:
             IntegrityError: it was given back before.
         """
-        if not self._give_back.alive:
+        if self._if_dropped.detach() is None:
             raise IntegrityError(f"{self.ref} was released before")
-        self._give_back()
+        self._ring.release(self.ref)
 
 
 def _allocate(num_tokens: int, page_locked: bool) -> tuple[Any, IntArray]:
