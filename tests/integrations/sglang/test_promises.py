@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from dflash2.build import create_runtime
@@ -17,19 +21,38 @@ PROMPT, MAX_NEW = 80, 200
 
 
 @pytest.fixture
-def runtime() -> Runtime:
-    memory = '{"hbm_capacity_mb": 1, "dram_capacity_mb": 1, "staging_buffer_size_mb": 1}'
-    made = create_runtime(
-        parse_config(f'{{"enable": true, "kv_block": {{"block_size": 8}}, "memory": {memory}}}'),
-        LAYOUT,
-        KeyNamespace("m", "1", "float32", 8),
-    )
+def runtime() -> Iterator[Runtime]:
+    made = create()
     yield made
     made.shutdown()
 
 
-def give(promises: Promises, rid: str, produced: int = 0) -> bool:
-    return promises.try_give(rid, PROMPT, MAX_NEW, produced, None)
+def create() -> Runtime:
+    memory = '{"hbm_capacity_mb": 1, "dram_capacity_mb": 1, "staging_buffer_size_mb": 1}'
+    return create_runtime(
+        parse_config(f'{{"enable": true, "kv_block": {{"block_size": 8}}, "memory": {memory}}}'),
+        LAYOUT,
+        KeyNamespace("m", "1", "float32", 8),
+    )
+
+
+def give(promises: Promises, rid: str, produced: int = 0, on_any_rank: Callable[[bool], bool] = bool) -> bool:
+    return promises.try_give(rid, PROMPT, MAX_NEW, produced, None, on_any_rank)
+
+
+class Ranks:
+    """Two threads that ask each other, as ranks do; a rank that asks alone waits in vain."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2)
+        self.said = [False, False]
+
+    def on_any_rank(self, rank: int, here: bool) -> bool:
+        self.said[rank] = here
+        self.barrier.wait(30)
+        found = any(self.said)
+        self.barrier.wait(30)
+        return found
 
 
 def test_a_promise_is_given_once_and_taken_back(runtime: Runtime) -> None:
@@ -61,3 +84,22 @@ def test_it_learns_how_long_answers_are(runtime: Runtime) -> None:
     assert runtime.ledger.num_promised < (PROMPT + 40) // 8
     assert give(promises, "next", produced=100)  # it was retracted, and is longer than expected
     assert runtime.ledger.num_promised >= (PROMPT + 100) // 8
+
+
+def test_ranks_admit_alike_though_one_has_lost_slots(runtime: Runtime) -> None:
+    other, ranks = create(), Ranks()
+    other.ledger.shrink(runtime.ledger.num_blocks - 2 * (PROMPT + MAX_NEW) // 8)
+
+    def admit(rank: int) -> tuple[list[bool], int]:
+        mine = [runtime, other][rank]
+        promises = Promises(mine)
+        given = [give(promises, str(i), on_any_rank=lambda here: ranks.on_any_rank(rank, here)) for i in range(20)]
+        promises.ended(str(given.index(True)), Outcome("stop", 5))
+        given.append(give(promises, "another", on_any_rank=lambda here: ranks.on_any_rank(rank, here)))
+        return given, mine.ledger.num_promised
+
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(admit, range(2))
+    other.shutdown()
+    assert one == two
+    assert 0 < sum(one[0]) < 20 and one[0][-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -147,8 +148,9 @@ def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **k
         return original(adder, req, *args, **kwargs)
     if linker.has_nvme and agreed(adder.tree_cache, linker.must_wait(req.rid)):
         return AddReqResult.CONTINUE
-    num_prompt, max_new = len(req.origin_input_ids), req.sampling_params.max_new_tokens
-    if not linker.promises.try_give(req.rid, num_prompt, max_new, len(req.output_ids), req.lora_id):
+    num_prompt, max_new, produced = len(req.origin_input_ids), req.sampling_params.max_new_tokens, len(req.output_ids)
+    on_any_rank = functools.partial(agreed, adder.tree_cache)
+    if not linker.promises.try_give(req.rid, num_prompt, max_new, produced, req.lora_id, on_any_rank):
         return AddReqResult.OTHER
     num_before = len(adder.can_run_list)
     result = original(adder, req, *args, **kwargs)
