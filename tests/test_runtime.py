@@ -155,6 +155,12 @@ def test_open_reserves_all_or_nothing(own: Own) -> None:
         own.runtime.open("six", tokens(6, 25), 0)
 
 
+def test_branches_that_never_fit_together_are_refused_for_good(own: Own) -> None:
+    with pytest.raises(RequestTooLarge, match="for all its branches"):
+        own.runtime.open("one", tokens(1, 4), 16, num_branches=8)
+    assert own.runtime.ledger.num_promised == 0
+
+
 def test_has_room_for_counts_what_is_pinned_and_what_is_cached(own: Own) -> None:
     one = own.open("one", 1, 16, 4)
     own.step((one, tokens(1, 16)))

@@ -558,7 +558,8 @@ class Runtime:
         """
         kept = int(np.count_nonzero(self.cache.table.ref_count[cut]))
         if kept and sequence.promise is not None:
-            self.ledger.try_extend(sequence.promise, self.ledger.promised_to(sequence.promise) + kept, at_once=0)
+            whole = min(self.ledger.promised_to(sequence.promise) + kept, self.ledger.num_blocks)
+            self.ledger.try_extend(sequence.promise, whole, at_once=0)
 
     def _note_promise(self, sequence: Sequence, promise: str) -> None:
         sequence.promise = promise

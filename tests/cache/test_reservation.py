@@ -141,3 +141,7 @@ def test_branches_together_fit_all_tiers_and_each_fits_hbm() -> None:
         ledger.check_size(101, at_once=20)
     with pytest.raises(RequestTooLarge, match="needs 21 KV blocks at once"):
         ledger.check_size(50, at_once=21)
+    for call in (ledger.try_reserve, ledger.try_extend):
+        with pytest.raises(RequestTooLarge, match="needs 101 KV blocks for all its branches"):
+            call("P" if call == ledger.try_extend else "R", 101, 20)
+    assert ledger.num_promised == 70 and not ledger.holds("R")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.fakes.engine_world import LIMITS, EngineWorld
 
+from dflash2.cache.admission import WaitReason
 from dflash2.engine.base import FinishReason
 from dflash2.errors import QueueFull
 
@@ -70,6 +71,17 @@ def test_max_tokens_reserves_everything_and_nothing_ever_grows() -> None:
     world.run(2_000)
     world.check_answers()
     assert estimates(world)["extended_blocks"] == world.scheduler.counters.growth_waits == 0
+
+
+def test_tiers_that_shrink_below_a_request_that_waits_do_not_end_the_engine() -> None:
+    world = EngineWorld((20, 20, 0), reserve="max_tokens")
+    world.add([1] * 8, 64)
+    world.runtime.ledger.shrink(10)
+    world.step()
+    assert [state.wait_reason for state in world.scheduler.waiting] == [WaitReason.ROOM]
+    world.engine.cancel("q0")
+    world.run(5)
+    world.check_all_given_back()
 
 
 def test_answers_that_end_early_are_counted_as_overestimated() -> None:

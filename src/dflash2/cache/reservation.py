@@ -79,7 +79,7 @@ class ReservationLedger:
             RequestTooLarge: see ``check_size``.
             IntegrityError: the request has a promise already.
         """
-        self.check_size(count if at_once is None else at_once)
+        self.check_size(count, at_once)
         if request_id in self._promised:
             raise IntegrityError(f"request {request_id} has a reservation already")
         if count > self.num_free:
@@ -100,7 +100,7 @@ class ReservationLedger:
             RequestTooLarge: see ``check_size``.
             IntegrityError: the request has no promise.
         """
-        self.check_size(count if at_once is None else at_once)
+        self.check_size(count, at_once)
         more = count - self.promised_to(request_id)
         if more > self.num_free:
             return False

@@ -14,6 +14,7 @@ from dflash2.cache.waiting import join
 from dflash2.engine.promises import Promises
 from dflash2.engine.request_state import RequestState
 from dflash2.engine.scheduler import Scheduler, SchedulerLimits
+from dflash2.errors import RequestTooLarge
 from dflash2.pipeline.stages import StageMeter
 from dflash2.runtime import Runtime
 from dflash2.types import Tier
@@ -126,15 +127,18 @@ class SwapScheduler(Scheduler):
         total = self.promises.total_tokens(state)
         sequence = None
         for _ in range(2):  # once more, if running requests can give back what they turned out not to need
-            sequence = self.runtime.open(
-                request.request_id,
-                state.tokens,
-                total - state.num_tokens,
-                num_branches=state.num_branches,
-                adapter=state.adapter_key,
-                tenant_salt=request.tenant_salt,
-                traits=state.traits,
-            )
+            try:
+                sequence = self.runtime.open(
+                    request.request_id,
+                    state.tokens,
+                    total - state.num_tokens,
+                    num_branches=state.num_branches,
+                    adapter=state.adapter_key,
+                    tenant_salt=request.tenant_salt,
+                    traits=state.traits,
+                )
+            except RequestTooLarge:  # the tiers have lost slots since it was accepted: its deadline ends it
+                return WaitReason.ROOM
             if sequence is not None or not self.promises.give_back((*self.resident, *self.paused)):
                 break
         if sequence is None:
