@@ -201,6 +201,25 @@ def test_a_restart_finds_what_was_on_disk(tmp_path: Path) -> None:
     flushed.runtime.shutdown()
 
 
+def test_a_flush_waits_for_copies_until_its_deadline_however_often_it_wakes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.keeper._copy_down.begin(engine.compute([10, 11], [3, 4]), None)
+    num_waits = 0
+
+    def wake_at_once(timeout_s: float) -> None:
+        nonlocal num_waits
+        num_waits += 1
+        if num_waits > 1000:
+            monkeypatch.undo()
+            engine.runtime.wait(timeout_s)
+
+    monkeypatch.setattr(engine.runtime, "wait", wake_at_once)
+    engine.keeper.flush(20.0)
+    assert num_waits > 1000
+    assert not engine.cache.mover.num_in_flight
+
+
 def test_what_was_on_its_way_to_the_disk_when_all_was_flushed_is_not_found_later(tmp_path: Path) -> None:
     engine = Engine(tmp_path, dram_blocks=12, nvme_blocks=128)
     engine.compute([10, 11], [3, 4])

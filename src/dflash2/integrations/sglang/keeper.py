@@ -7,7 +7,7 @@ that is in HBM, in DRAM and on NVMe has one row.
 
 from __future__ import annotations
 
-import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,6 @@ from dflash2.integrations.sglang.clock import TurnoverClock
 from dflash2.integrations.sglang.copy_down import CopyDown, Ready
 from dflash2.monitoring.computed_keys import ComputedKeys
 from dflash2.policy.base import Outcome, RequestTraits
-from dflash2.pools.nvme import NvmePool
 from dflash2.runtime import POLL_S, Runtime
 from dflash2.table.page_table import TIER_BIT, BlockState
 from dflash2.table.slots import ForeignSlots
@@ -86,8 +85,6 @@ class Keeper:
         """Per waiting request."""
         self._computed = ComputedKeys()
         self._num_steps = 0
-        self._flush_again = False
-        """Copies were in flight at the last flush."""
         self._copy_down = CopyDown(self._cache, clock, margin_blocks)
 
     # -- told by the engine --------------------------------------------------------------------------------------
@@ -256,7 +253,6 @@ class Keeper:
         """
         self._num_steps += 1
         self._poll()
-        self._finish_flush()
         self._drop_old_expectations()
         self._copy_down.ahead(num_free_pages, ready)
         self.runtime.rebalance([], [])
@@ -282,14 +278,12 @@ class Keeper:
 
         What is still on its way to the disk then is made unreadable there when it has arrived.
         """
-        for _ in range(math.ceil(timeout_s / POLL_S)):
-            if not self._cache.mover.num_in_flight:
-                break
+        deadline = time.monotonic() + timeout_s
+        while self._cache.mover.num_in_flight and time.monotonic() < deadline:
             self.runtime.wait(POLL_S)
         self._expected.clear()
         self.freed(self._table.slots_of(self._table.on_tier(Tier.HBM), Tier.HBM))
         self.runtime.flush()
-        self._flush_again = bool(self._cache.mover.num_in_flight)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -327,13 +321,6 @@ class Keeper:
         oldest = self._num_steps - EXPECTED_FOR_STEPS
         for request_id in [rid for rid, each in self._expected.items() if each.asked_at < oldest]:
             self.forget_request(request_id)
-
-    def _finish_flush(self) -> None:
-        pool = self.runtime.pools.get(Tier.NVME)
-        if self._flush_again and not self._cache.mover.num_in_flight:
-            self._flush_again = False
-            if isinstance(pool, NvmePool):
-                pool.discard(self._table.tiers[Tier.NVME].free_slots())
 
     def _reap(self, ids: IntArray) -> None:
         """Forget blocks of which nothing is left, and with them what follows them."""
