@@ -356,7 +356,7 @@ class Runtime:
 
         Args:
             work: (sequence, number of new tokens) for each sequence of the step.
-            timeout_s: longest wait for loads.
+            timeout_s: longest wait for loads, in real time whatever ``clock`` says.
 
         Returns:
             For each sequence int32 ``[blocks]``: its HBM slots, covering the new tokens.
@@ -366,7 +366,7 @@ class Runtime:
             DeadlineExceeded: the loads took too long; ``recover`` the sequences or try again.
             StorageError: blocks of a sequence were lost; ``recover`` it and compute them again.
         """
-        deadline = self.clock() + timeout_s
+        deadline = time.monotonic() + timeout_s  # the clock of decisions may stand still in a step
         for sequence, num_new in work:
             paused = sequence.residency is Residency.PAUSED
             if not (
@@ -377,9 +377,10 @@ class Runtime:
                 )
         for sequence, num_new in work:
             while not self._try_prepare(sequence, num_new):
-                if self.clock() >= deadline:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
                     raise DeadlineExceeded(f"sequence {sequence.request_id} was not in HBM after {timeout_s} s")
-                self.wait(POLL_S)
+                self.wait(min(POLL_S, left_s))
         return [sequence.hbm_slots for sequence, _ in work]
 
     def complete_step(self, work: list[tuple[Sequence, IntArray]]) -> None:

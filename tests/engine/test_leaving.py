@@ -49,7 +49,7 @@ async def leave(made: EngineWorld, count: int, seed: int) -> Counter[str]:
     ring = TokenRing(300)
     engine = AsyncEngine(made.engine)
     await engine.start()
-    pipeline = Pipeline(tokenizer, ring, engine_busy_s=engine.busy_s)
+    pipeline = Pipeline(tokenizer, ring, ring_timeout_s=240, engine_busy_s=engine.busy_s)
     ends: Counter[str] = Counter()
 
     async def serve(number: int, num_prompt: int, num_new: int) -> str:
@@ -110,7 +110,7 @@ def check_back_at_start(made: EngineWorld) -> None:
 def test_engine_and_memory_manager_read_tokens_where_the_tokenizer_wrote_them(slots: tuple[int, int, int]) -> None:
     made = world(slots, None)
     ring = TokenRing(100)
-    span = asyncio.run(ring.put(GivenTokens([3, 1, 4, 1, 5, 9]), 8))
+    span = asyncio.run(ring.put(GivenTokens([3, 1, 4, 1, 5, 9]), 8, 240))
     sampling = SamplingParams(max_tokens=8, temperature=0.0)
     made.engine.add(GenerationRequest("q", span.prompt, sampling, made.clock(), span=span))
     memory = ring.view(span.ref)
@@ -123,6 +123,19 @@ def test_engine_and_memory_manager_read_tokens_where_the_tokenizer_wrote_them(sl
     assert memory.tolist() == [3, 1, 4, 1, 5, 9, *said]
     assert said == answer([3, 1, 4, 1, 5, 9], 8)
     assert ring.num_written == 6  # once; the answer is the engine's
+
+
+def test_where_the_ring_has_no_room_for_an_answer_it_stands_elsewhere() -> None:
+    made = world((12, 20, 0), None)
+    span = asyncio.run(TokenRing(6).put(GivenTokens([3, 1, 4, 1, 5, 9]), 8, 240))
+    assert len(span.buffer) == 6
+    sampling = SamplingParams(max_tokens=8, temperature=0.0)
+    made.engine.add(GenerationRequest("q", span.prompt, sampling, made.clock(), span=span))
+    said: list[int] = []
+    while made.engine.has_work:
+        said += [output.token_id for output in made.engine.step() if output.token_id is not None]
+    assert said == answer([3, 1, 4, 1, 5, 9], 8)
+    assert span.prompt.tolist() == [3, 1, 4, 1, 5, 9]
 
 
 @pytest.mark.parametrize("cutoff", [None, 0.05])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dflash2.errors import IntegrityError, RequestTooLarge
+from dflash2.errors import DeadlineExceeded, IntegrityError, RequestTooLarge
 from dflash2.pipeline.handoff import TokenRing, TokenSpan
 
 
@@ -31,10 +31,14 @@ class Encoded:
         return len(self.values)
 
 
+async def put(ring: TokenRing, count: int, num_more: int = 0, timeout_s: float = 240) -> TokenSpan:
+    return await ring.put(Encoded([7] * count), num_more, timeout_s)
+
+
 def test_ids_are_written_once_and_everything_else_is_a_view() -> None:
     ring = TokenRing(100)
     encoded = Encoded([5, 6, 7])
-    span = asyncio.run(ring.put(encoded, 4))
+    span = asyncio.run(ring.put(encoded, 4, 240))
     assert encoded.num_lists == 1 and ring.num_written == 3
     assert span.prompt.tolist() == [5, 6, 7] and len(span.buffer) == 7
     assert span.prompt.dtype == np.int32
@@ -59,15 +63,16 @@ def test_a_reference_that_outlived_its_place_is_noticed() -> None:
 def test_a_full_ring_makes_wait_in_order_and_never_grows() -> None:
     async def main() -> None:
         ring = TokenRing(10)
-        first = await ring.take(8)
-        large = asyncio.create_task(ring.take(9))
+        first = await put(ring, 8)
+        large = asyncio.create_task(put(ring, 9))
         await asyncio.sleep(0)
-        small = asyncio.create_task(ring.take(1))  # would fit, but came later
+        small = asyncio.create_task(put(ring, 1))  # would fit, but came later
         for _ in range(5):
             await asyncio.sleep(0)
         assert not large.done() and not small.done()
-        await asyncio.to_thread(ring.release, first)
-        await asyncio.wait_for(asyncio.gather(large, small), 60)
+        await asyncio.to_thread(first.release)
+        spans = await asyncio.wait_for(asyncio.gather(large, small), 60)
+        assert [len(span.prompt) for span in spans] == [9, 1]
         assert ring.num_held == 10 and ring.num_tokens == 10
         ring.check_integrity()
 
@@ -77,15 +82,42 @@ def test_a_full_ring_makes_wait_in_order_and_never_grows() -> None:
 def test_whoever_stops_waiting_leaves_the_line_free() -> None:
     async def main() -> None:
         ring = TokenRing(10)
-        first = await ring.take(8)
-        leaves = asyncio.create_task(ring.take(9))
+        first = await put(ring, 8)
+        leaves = asyncio.create_task(put(ring, 9))
         await asyncio.sleep(0)
         leaves.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaves
-        await asyncio.wait_for(ring.take(2), 60)
-        ring.release(first)
-        await asyncio.wait_for(ring.take(8), 60)
+        second = await asyncio.wait_for(put(ring, 2), 60)
+        first.release()
+        third = await asyncio.wait_for(put(ring, 8), 60)
+        assert ring.num_spans == len({second.ref, third.ref})
+
+    asyncio.run(main())
+
+
+def test_an_answer_never_makes_wait() -> None:
+    async def main() -> None:
+        ring = TokenRing(10)
+        first = await put(ring, 2, num_more=7)
+        beside = await asyncio.wait_for(put(ring, 1, num_more=5), 60)
+        assert (len(first.buffer), len(beside.buffer)) == (9, 1)
+        first.release()
+        alone = await asyncio.wait_for(put(ring, 9, num_more=100), 60)  # more than the ring will ever hold
+        assert len(alone.buffer) == 9 and ring.num_waits == 0
+
+    asyncio.run(main())
+
+
+def test_the_wait_for_room_has_an_end() -> None:
+    async def main() -> None:
+        ring = TokenRing(10)
+        first = await put(ring, 8)
+        with pytest.raises(DeadlineExceeded, match=r"a prompt of 9 tokens .* others hold 8 of the 10 tokens"):
+            await asyncio.wait_for(put(ring, 9, timeout_s=0.01), 60)
+        assert ring.stats()["timeouts"] == 1
+        second = await asyncio.wait_for(put(ring, 2), 60)  # and the line is free
+        assert ring.num_held == len(first.buffer) + len(second.buffer)
 
     asyncio.run(main())
 
@@ -117,8 +149,8 @@ def test_a_span_may_be_collected_while_its_ring_is_at_work() -> None:
 def test_whoever_waits_hears_of_a_span_that_was_dropped() -> None:
     async def main() -> None:
         ring = TokenRing(10)
-        span = TokenSpan(ring, await ring.take(8), 3)
-        waits = asyncio.create_task(ring.take(9))
+        span = await put(ring, 8)
+        waits = asyncio.create_task(put(ring, 9))
         await asyncio.sleep(0)
         del span
         await asyncio.wait_for(waits, 60)

@@ -65,7 +65,7 @@ def assert_idle(pipeline: Pipeline) -> None:
 
 def test_a_text_a_chat_and_given_tokens_arrive_in_the_ring(tokenizer: GatedTokenizer) -> None:
     async def main() -> None:
-        pipeline = Pipeline(tokenizer, TokenRing(100))
+        pipeline = Pipeline(tokenizer, TokenRing(100), ring_timeout_s=240)
         rendered = TextPrompt(lambda: "from a thread", 5, add_special_tokens=False)
         spans = await asyncio.gather(
             pipeline.prepare(text("abc"), room), pipeline.prepare(rendered, room), pipeline.prepare([1, 2], room)
@@ -85,7 +85,7 @@ def test_what_arrives_together_is_tokenised_together(tokenizer: GatedTokenizer) 
     async def main(*, enabled: bool) -> list[int]:
         tokenizer.batches.clear()
         tokenizer.gate.clear()
-        pipeline = Pipeline(tokenizer, TokenRing(1000), enabled=enabled)
+        pipeline = Pipeline(tokenizer, TokenRing(1000), ring_timeout_s=240, enabled=enabled)
         tasks = [asyncio.create_task(pipeline.prepare(text("x" * n), room)) for n in range(1, 9)]
         await spin()
         tokenizer.gate.set()
@@ -104,7 +104,7 @@ def test_the_list_of_ids_dies_where_it_is_written(tokenizer: GatedTokenizer) -> 
     count = 4_321
 
     async def main() -> None:
-        pipeline = Pipeline(tokenizer, TokenRing(10_000))
+        pipeline = Pipeline(tokenizer, TokenRing(10_000), ring_timeout_s=240)
         span = await pipeline.prepare(text("y" * count), room)
         gc.collect()
         lists = [one for one in gc.get_objects() if type(one) is list and len(one) == count]
@@ -117,7 +117,7 @@ def test_the_list_of_ids_dies_where_it_is_written(tokenizer: GatedTokenizer) -> 
 
 def test_a_full_ring_holds_requests_up(tokenizer: GatedTokenizer) -> None:
     async def main() -> None:
-        pipeline = Pipeline(tokenizer, TokenRing(20))
+        pipeline = Pipeline(tokenizer, TokenRing(20), ring_timeout_s=240)
         first = await pipeline.prepare(text("x" * 10), room)
         second = asyncio.create_task(pipeline.prepare(text("y" * 10), room))
         await spin()
@@ -131,7 +131,7 @@ def test_a_full_ring_holds_requests_up(tokenizer: GatedTokenizer) -> None:
 def test_too_many_at_once_are_refused(tokenizer: GatedTokenizer) -> None:
     async def main() -> None:
         tokenizer.gate.clear()
-        pipeline = Pipeline(tokenizer, TokenRing(100), max_requests=2)
+        pipeline = Pipeline(tokenizer, TokenRing(100), ring_timeout_s=240, max_requests=2)
         tasks = [asyncio.create_task(pipeline.prepare(text("x"), room)) for _ in range(2)]
         await spin()
         with pytest.raises(QueueFull, match="2 requests are being prepared"):
@@ -157,7 +157,7 @@ def test_work_beside_a_running_model_counts_as_hidden(tokenizer: GatedTokenizer)
             busy_s += 0.25
             return busy_s
 
-        pipeline = Pipeline(tokenizer, TokenRing(100), engine_busy_s=engine_busy_s, clock=clock)
+        pipeline = Pipeline(tokenizer, TokenRing(100), ring_timeout_s=240, engine_busy_s=engine_busy_s, clock=clock)
         await pipeline.prepare(text("x"), room)
         stage = pipeline.stats()["stages"]["tokenise"]
         assert (stage["busy_s"], stage["hidden_s"]) == (1.0, 0.25)
@@ -172,7 +172,7 @@ def refuse(count: int) -> int:
 async def leave_everywhere(tokenizer: GatedTokenizer, count: int, seed: int) -> None:
     """Requests that leave after a random while, refused ones among them."""
     rng = np.random.default_rng(seed)
-    pipeline = Pipeline(tokenizer, TokenRing(400), max_requests=10**6)
+    pipeline = Pipeline(tokenizer, TokenRing(400), ring_timeout_s=240, max_requests=10**6)
     kept: list[object] = []
 
     async def one(number: int) -> None:

@@ -165,6 +165,7 @@ def make_settings(args: argparse.Namespace, config: Config) -> ServerSettings:
         max_body_bytes=args.max_body_mb * MIB,
         shutdown_grace_s=args.shutdown_grace_s,
         pipeline=config.pipeline,
+        admission_timeout_s=config.scheduling.admission_timeout_s,
     )
 
 

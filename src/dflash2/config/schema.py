@@ -149,7 +149,8 @@ class PipelineConfig(Section):
     enabled: bool = True
     """Tokenises together what arrives together, and fetches cached prefixes at arrival. ``false`` to compare."""
     ring_tokens: Annotated[int, Field(ge=1 << 12, le=1 << 30)] = 1 << 22
-    """Token ids of all requests together, answers included, at 4 bytes each. Whoever finds no room waits."""
+    """Token ids of all prompts together, and of answers as far as there is room, at 4 bytes each. A prompt that finds
+    no room waits, for ``scheduling.admission_timeout_s`` at most."""
     max_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
     """Requests being made ready; more are refused with 429."""
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dflash2.errors import IntegrityError, RequestTooLarge
+from dflash2.errors import DeadlineExceeded, IntegrityError, RequestTooLarge
 from dflash2.types import IntArray
 
 
@@ -31,7 +31,7 @@ class TokenRef:
 
     Attributes:
         offset: of the first id.
-        length: ids that fit, those of the answer included.
+        length: ids that fit.
         generation: of the allocation; a reference that outlived its place is noticed.
     """
 
@@ -43,8 +43,8 @@ class TokenRef:
 class TokenRing:
     """One array of int32 for the ids of all requests, page-locked where a device can make use of that.
 
-    Places are given out one after the other and around; those still held are stepped over. It never grows: whoever
-    finds no room waits, which holds up the tokenizer and in the end the clients. Any thread may take and release.
+    Places are given out one after the other and around; those still held are stepped over. It never grows: a prompt
+    that finds no room waits, which holds up the tokenizer and in the end the clients. Any thread may take and release.
 
     Args:
         num_tokens: size.
@@ -65,6 +65,8 @@ class TokenRing:
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
         self.num_waits = 0
         """How often somebody had to wait for room."""
+        self.num_timeouts = 0
+        """Of these, how often nobody made room in time."""
         self.num_written = 0
         """Ids written by ``put``: each exactly once."""
 
@@ -118,26 +120,25 @@ class TokenRing:
             self._next = offset + length
             return ref
 
-    async def take(self, length: int) -> TokenRef:
-        """As ``try_take``, waiting for room. From one event loop only."""
-        async with self._line:
-            ref = self.try_take(length)
-            while ref is None:
-                self.num_waits += 1
-                loop = asyncio.get_running_loop()
-                room: asyncio.Future[None] = loop.create_future()
-                with self._lock:
-                    self._waiter = (loop, room)
-                ref = self.try_take(length)  # again, so that no release in between goes unnoticed
-                if ref is None:
-                    await room
-            self._waiter = None
-            return ref
+    async def put(self, tokens: TokenIds, num_more: int, timeout_s: float) -> TokenSpan:
+        """Write the ids of a prompt; waits for room. From one event loop only.
 
-    async def put(self, tokens: TokenIds, num_more: int) -> TokenSpan:
-        """Write the ids of a prompt, with room for ``num_more`` behind them; waits for room."""
+        Behind it there is room for ``num_more`` ids if that can be had without waiting, and none otherwise: then the
+        answer stands elsewhere. Most answers are much shorter than they may become, so nobody waits for their sake.
+
+        Raises:
+            RequestTooLarge: there never will be room for the prompt.
+            DeadlineExceeded: there was none within ``timeout_s``.
+        """
         count = len(tokens)
-        span = TokenSpan(self, await self.take(count + num_more), count)
+        try:
+            span = await asyncio.wait_for(self._take(count, num_more), timeout_s)
+        except asyncio.TimeoutError:
+            self.num_timeouts += 1
+            raise DeadlineExceeded(
+                f"the server was too busy to take in a prompt of {count} tokens within {timeout_s:.0f} s: others hold "
+                f"{self.num_held} of the {self.num_tokens} tokens of pipeline.ring_tokens"
+            ) from None
         span.buffer[:count] = tokens.ids
         self.num_written += count
         return span
@@ -167,6 +168,7 @@ class TokenRing:
             "held_requests": self.num_spans,
             "written_tokens": self.num_written,
             "waits": self.num_waits,
+            "timeouts": self.num_timeouts,
         }
 
     def check_integrity(self) -> None:
@@ -180,6 +182,29 @@ class TokenRing:
                 end = ref.offset + ref.length
             if end > self.num_tokens:
                 raise IntegrityError("a place lies outside the ring")
+
+    async def _take(self, count: int, num_more: int) -> TokenSpan:
+        """A place for a prompt. If its deadline comes in the same moment, the span gives itself back."""
+        async with self._line:
+            ref = self._try_take_prompt(count, num_more)
+            while ref is None:
+                self.num_waits += 1
+                loop = asyncio.get_running_loop()
+                room: asyncio.Future[None] = loop.create_future()
+                with self._lock:
+                    self._waiter = (loop, room)
+                ref = self._try_take_prompt(count, num_more)  # again, so that no release in between goes unnoticed
+                if ref is None:
+                    await room
+            self._waiter = None
+            return TokenSpan(self, ref, count)
+
+    def _try_take_prompt(self, count: int, num_more: int) -> TokenRef | None:
+        if count + num_more <= self.num_tokens:
+            whole = self.try_take(count + num_more)
+            if whole is not None:
+                return whole
+        return self.try_take(count)
 
     def _take_back_dropped(self) -> None:
         """With the lock held."""
@@ -225,7 +250,7 @@ class TokenSpan:
     Args:
         ring: where it is.
         ref: its place.
-        num_prompt_tokens: ids that are the prompt; the rest is for the answer.
+        num_prompt_tokens: ids that are the prompt; the rest, if any, is for the answer.
     """
 
     __slots__ = ("__weakref__", "_if_dropped", "_lent", "_ring", "buffer", "num_prompt_tokens", "ref")
@@ -246,7 +271,10 @@ class TokenSpan:
         return self.buffer[: self.num_prompt_tokens]
 
     def try_lend(self) -> IntArray | None:
-        """The whole place, to write the answer behind the prompt; None if somebody does that already."""
+        """The whole place, to write the answer behind the prompt; None if somebody does that already.
+
+        There may be no room for an answer, see ``TokenRing.put``.
+        """
         if self._lent:
             return None
         self._lent = True

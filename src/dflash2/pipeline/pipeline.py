@@ -51,6 +51,7 @@ class Pipeline:
     Args:
         tokenizer: not owned.
         ring: where the token ids go.
+        ring_timeout_s: so long a prompt may wait for room there.
         enabled: False tokenises one request after the other, as engines do without a pipeline.
         max_requests: requests in these stages; more are refused.
         engine_busy_s: seconds that the model has been running so far, to tell what is hidden behind it.
@@ -62,6 +63,7 @@ class Pipeline:
         tokenizer: Tokenizer,
         ring: TokenRing,
         *,
+        ring_timeout_s: float,
         enabled: bool = True,
         max_requests: int = 1024,
         engine_busy_s: Callable[[], float] = lambda: 0.0,
@@ -69,6 +71,7 @@ class Pipeline:
     ) -> None:
         self.enabled = enabled
         self.ring = ring
+        self._ring_timeout_s = ring_timeout_s
         self._tokenizer = tokenizer
         self._max_requests = max_requests
         self._num_requests = 0
@@ -92,6 +95,7 @@ class Pipeline:
 
         Raises:
             QueueFull: too many requests are in these stages.
+            RequestTooLarge, DeadlineExceeded: see ``TokenRing.put``.
             Exception: what ``output_room`` or a template raised.
         """
         if self._num_requests >= self._max_requests:
@@ -99,7 +103,7 @@ class Pipeline:
         self._num_requests += 1
         try:
             tokens = await self._token_ids(prompt)
-            return await self.ring.put(tokens, output_room(len(tokens)))
+            return await self.ring.put(tokens, output_room(len(tokens)), self._ring_timeout_s)
         finally:
             self._num_requests -= 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from dflash2.config import PipelineConfig
+from dflash2.config import PipelineConfig, SchedulingConfig
 from dflash2.engine.adapters import Adapters
 from dflash2.engine.async_engine import AsyncEngine
 from dflash2.monitoring.observer import Observer
@@ -25,6 +25,7 @@ class ServerSettings:
         body_timeout_s: a body must have arrived by then.
         shutdown_grace_s: how long running requests may go on when the server is told to stop.
         pipeline: how requests are made ready.
+        admission_timeout_s: so long a prompt may wait for room between tokenizer and engine.
     """
 
     model_names: tuple[str, ...]
@@ -33,6 +34,7 @@ class ServerSettings:
     body_timeout_s: float = 60.0
     shutdown_grace_s: float = 30.0
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    admission_timeout_s: float = SchedulingConfig().admission_timeout_s
 
 
 @dataclass(frozen=True, slots=True)

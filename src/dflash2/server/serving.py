@@ -87,6 +87,7 @@ def serve(
     pipeline = Pipeline(
         tokenizer,
         TokenRing(settings.pipeline.ring_tokens, page_locked=page_locked),
+        ring_timeout_s=settings.admission_timeout_s,
         enabled=settings.pipeline.enabled,
         max_requests=settings.pipeline.max_requests,
         engine_busy_s=async_engine.busy_s,

@@ -125,6 +125,23 @@ def test_a_block_survives_its_page(engine: Engine) -> None:
         engine.assert_page(page, key)
 
 
+def test_a_block_that_many_requests_wait_for_is_held_once_and_until_the_last(engine: Engine) -> None:
+    (block_id,) = engine.compute([10], [3]).tolist()
+    engine.settle()
+    engine.give_up([3])
+    found = [engine.keeper.find_in_dram([name(10)]) for _ in range(300)]
+    busy = engine.cache.table.busy
+    assert busy[block_id] == 1
+    for ids in found[2:]:
+        engine.keeper.let_go(ids)
+    assert busy[block_id] == 1
+    engine.keeper.load(np.concatenate(found[:2]), np.array([1, 2], np.int32), Watcher(), None)
+    engine.settle()
+    assert busy[block_id] == 0
+    for page in (1, 2):
+        engine.assert_page(page, 10)
+
+
 def test_a_page_given_up_before_it_was_copied_is_never_offered(engine: Engine) -> None:
     ids = engine.compute([10, 11], [3, 4])
     engine.keeper._copy_down.begin(ids, None)  # begun, not ended

@@ -83,6 +83,8 @@ class Keeper:
         """Blocks that were given up while they were copied from HBM: what arrives is worthless."""
         self._expected: dict[str, _Expected] = {}
         """Per waiting request."""
+        self._num_wanted = np.zeros(len(self._table.busy), np.int32)
+        """Queued loads of each block. However many there are, they hold it once."""
         self._computed = ComputedKeys()
         self._num_steps = 0
         self._copy_down = CopyDown(self._cache, clock, margin_blocks)
@@ -223,12 +225,14 @@ class Keeper:
         ids = np.array(known, np.int32)
         if len(ids) < len(keys) or not np.all(self._table.has(ids, Tier.DRAM)):
             return None
-        self._table.mark_busy(ids)
+        self._num_wanted[ids] += 1
+        self._table.mark_busy(ids[self._num_wanted[ids] == 1])
         return ids
 
     def let_go(self, ids: IntArray) -> None:
-        """The blocks found will not be loaded."""
-        self._table.unmark_busy(ids)
+        """The blocks found will not be loaded; a block found twice appears twice."""
+        np.subtract.at(self._num_wanted, ids, 1)
+        self._table.unmark_busy(ids[self._num_wanted[ids] == 0])
 
     def load(self, ids: IntArray, pages: IntArray, watcher: LayerWatcher, ready: Ready | None) -> None:
         """Copy blocks from DRAM to device pages that the engine has set apart for requests, layer by layer.
@@ -240,7 +244,7 @@ class Keeper:
             ready: see ``CopyJob``.
         """
         self._cache.mover.deliver(ids, Tier.DRAM, pages, watcher, ready)
-        np.subtract.at(self._table.busy, ids, 1)
+        self.let_go(ids)
 
     # -- each step -----------------------------------------------------------------------------------------------
 
