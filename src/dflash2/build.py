@@ -23,16 +23,16 @@ from dflash2.pools.base import BlockPool
 from dflash2.pools.dram import DramPool
 from dflash2.pools.nvme import NvmeOptions, NvmePool
 from dflash2.pools.nvme_leftovers import rank_folder, reclaim_dead_ranks
-from dflash2.pools.tensor import LayerFirstPool, TensorPool, free_device_bytes
+from dflash2.pools.tensor import LayerFirstPool, TensorPool, free_device_bytes, total_device_bytes
 from dflash2.runtime import Runtime, RuntimeParts
 from dflash2.table.keys import KeyNamespace
 from dflash2.table.page_table import PageTable
 from dflash2.transfer.base import TransferEngine
-from dflash2.transfer.cpu_copy import CpuCopier
+from dflash2.transfer.device_copy import STAGING_BATCHES, HostAccess, create_copier, host_access
 from dflash2.transfer.engine import ThreadedTransferEngine
 from dflash2.transfer.inline import InlineTransferEngine
 from dflash2.transfer.pacing import PacingOptions
-from dflash2.types import KVLayout, Tier
+from dflash2.types import MIB, KVLayout, Tier
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +54,13 @@ def create_runtime(
     engine_pool: LayerFirstPool | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Runtime:
-    """Take the memory of all tiers and put a runtime together. Create it before the weights are loaded.
+    """Take the memory of all tiers and put a runtime together, before or after the weights are loaded.
 
     Args:
         config: the file as read. Unless ``enable`` is true there are no tiers below HBM and the runtime says why.
         layout: shape of a block on this rank.
         namespace: what KV depends on besides the tokens.
-        device: torch device of the fast pool.
+        device: torch device of the fast pool; that of ``engine_pool`` where there is one.
         world_size: ranks of the model; DRAM and NVMe capacities are divided among them.
         rank: this one.
         ranks_per_machine: see ``dflash2.config.effective``.
@@ -76,12 +76,15 @@ def create_runtime(
     resolved = effective(config, world_size, rank, ranks_per_machine=ranks_per_machine)
     fallback = None if config.enable else "enable is not true in the configuration"
     pools: dict[Tier, BlockPool] = {}
+    if engine_pool is not None:
+        device = engine_pool.device
+    access = host_access(device)
     try:
-        hbm = engine_pool or TensorPool(_hbm_slots(resolved, layout, device), layout, CpuCopier(), device)
+        hbm = engine_pool or _fast_pool(resolved, layout, device)
         pools[Tier.HBM] = hbm
         if fallback is None:
-            _add_lower_tiers(pools, resolved, layout, namespace)
-        transfer = _transfer_engine(pools, resolved, layout)
+            _add_lower_tiers(pools, resolved, layout, namespace, access)
+        transfer = _transfer_engine(pools, resolved, layout, access)
     except BaseException:
         for pool in pools.values():
             pool.close()
@@ -110,30 +113,66 @@ def create_runtime(
     return Runtime(parts, namespace, clock)
 
 
-def _hbm_slots(resolved: EffectiveConfig, layout: KVLayout, device: str) -> int:
-    """Blocks of the fast pool: the device's memory less reserve, at most ``hbm_capacity_mb``."""
-    free = free_device_bytes(device)
-    if free is None:
+def device_kv_bytes(config: Config, device: str, block_bytes: int) -> int | None:
+    """How much of a device is for KV: all of it less reserve and staging, at most ``hbm_capacity_mb``.
+
+    Weights belong to the reserve, whether they are loaded already or not.
+
+    Args:
+        config: as read.
+        device: torch device.
+        block_bytes: a block on this rank.
+
+    Returns:
+        None if the device has no memory of its own (CPU).
+
+    Raises:
+        CapacityError: reserve and staging leave nothing, or so much is not free.
+    """
+    total, free = total_device_bytes(device), free_device_bytes(device)
+    if total is None or free is None:
+        return None
+    staging = STAGING_BATCHES * config.policy.swap_batch_size * block_bytes
+    room = total - config.memory.hbm_reserve_mb * MIB - staging
+    if config.memory.hbm_capacity_mb is not None:
+        room = min(room, config.memory.hbm_capacity_mb * MIB)
+    if room <= 0:
+        raise CapacityError(
+            f"memory.hbm_reserve_mb and {staging // MIB} MiB of device staging leave nothing of a device of "
+            f"{total // MIB} MiB"
+        )
+    if room > free - staging:
+        raise CapacityError(
+            f"{room // MIB} MiB for KV and {staging // MIB} MiB of staging were asked for, but weights and others "
+            f"hold all but {free // MIB} MiB of the device: raise memory.hbm_reserve_mb, or set memory.hbm_capacity_mb"
+        )
+    return room
+
+
+def _fast_pool(resolved: EffectiveConfig, layout: KVLayout, device: str) -> TensorPool:
+    available = device_kv_bytes(resolved.config, device, layout.block_bytes)
+    if available is None:
         available = resolved.hbm_capacity_bytes or resolved.memory_limit.num_bytes // CPU_POOL_SHARE
-    else:
-        available = free - resolved.hbm_reserve_bytes
-        available = min(available, resolved.hbm_capacity_bytes or available)
     slots = available // layout.block_bytes
     if slots < 2:
         raise CapacityError(
-            f"{max(0, available) / 1e6:.0f} MB for KV on {device} hold fewer than 2 blocks of "
-            f"{layout.block_bytes / 1e6:.1f} MB; raise memory.hbm_capacity_mb, or lower memory.hbm_reserve_mb or "
-            "kv_block.block_size"
+            f"{available / 1e6:.0f} MB for KV on {device} hold fewer than 2 blocks of {layout.block_bytes / 1e6:.1f} "
+            "MB; raise memory.hbm_capacity_mb, or lower memory.hbm_reserve_mb or kv_block.block_size"
         )
-    return slots
+    copier = create_copier(device, resolved.config.policy.swap_batch_size, layout.block_bytes)
+    return TensorPool(slots, layout, copier, device)
 
 
 def _add_lower_tiers(
-    pools: dict[Tier, BlockPool], resolved: EffectiveConfig, layout: KVLayout, namespace: KeyNamespace
+    pools: dict[Tier, BlockPool],
+    resolved: EffectiveConfig,
+    layout: KVLayout,
+    namespace: KeyNamespace,
+    access: HostAccess,
 ) -> None:
     dram_slots = resolved.dram_rank_bytes // layout.stride_bytes
     if dram_slots:
-        pools[Tier.DRAM] = DramPool(dram_slots, layout)
+        pools[Tier.DRAM] = DramPool(dram_slots, layout, access.page_lock)
     nvme_slots = resolved.nvme_rank_bytes // layout.stride_bytes
     if nvme_slots:
         path = resolved.nvme_path
@@ -154,13 +193,17 @@ def _floor_bytes(path: Path) -> int:
     return min(FLOOR_BYTES, int(FLOOR_SHARE * stats.f_blocks * stats.f_frsize))
 
 
-def _transfer_engine(pools: dict[Tier, BlockPool], resolved: EffectiveConfig, layout: KVLayout) -> TransferEngine:
+def _transfer_engine(
+    pools: dict[Tier, BlockPool], resolved: EffectiveConfig, layout: KVLayout, access: HostAccess
+) -> TransferEngine:
     if len(pools) == 1:
         return InlineTransferEngine({**pools, Tier.DRAM: DramPool(0, layout)})  # is never given a job
     return ThreadedTransferEngine(
         pools,
         resolved.staging_buffer_bytes,
         swap_batch_size=resolved.config.policy.swap_batch_size,
+        copy_threads=access.copy_threads,
+        page_lock=access.page_lock,
         pacing=PacingOptions(bytes_per_day=resolved.nvme_daily_write_bytes),
     )
 

@@ -107,7 +107,7 @@ ROWS: list[Row] = [
     ("device-processes", used(4, "GPU-0aaa, 77, python, [N/A]"), D, WARN, "an unknown amount"),
     ("device-processes", used(4, "GPU-other, 77, python, 1900"), D, OK, "idle"),
     ("device-processes", used(3000), D, WARN, "cannot be seen from here"),
-    ("device-processes", used(61440, "GPU-0aaa, 77, python, 61440"), D, ERROR, "nothing is left for KV"),
+    ("device-processes", used(61440, "GPU-0aaa, 77, python, 61440"), D, ERROR, "the start is refused"),
     ("device-processes", NO_GPU, D, SKIPPED, "no device"),
     ("device-numa-node", GOOD, D, OK, "one NUMA node"),
     ("device-numa-node", numa("32-63"), D, OK, "device 0 on node 1"),

@@ -46,9 +46,16 @@ def check_device_processes(case: Case) -> Finding:
     found = "; ".join(_use(case, device) for device in taken or devices)
     if not taken:
         return ok(found)
-    if any(case.kv_bytes(device) - device.used_bytes <= 0 for device in taken):
-        return error(found, "nothing is left for KV at start: end these processes, or choose another device")
-    return warn(found, "the KV pool gets only what is free at start: end these processes, or choose another device")
+    remedy = "end these processes, or choose another device"
+    if any(device.used_bytes > device.total_bytes - _asked(case, device) for device in taken):
+        return error(f"{found}: more than memory.hbm_reserve_mb leaves beside KV, so the start is refused", remedy)
+    return warn(f"{found}; it comes out of what memory.hbm_reserve_mb leaves to weights", remedy)
+
+
+def _asked(case: Case, device: Device) -> int:
+    """Bytes for KV."""
+    room, cap = case.kv_bytes(device), case.config.memory.hbm_capacity_mb
+    return room if cap is None else min(room, cap * MIB)
 
 
 def _is_taken(case: Case, device: Device) -> bool:

@@ -25,6 +25,11 @@ class _PiecesPool:
         self.pieces = pieces
         self._copier = copier
 
+    @property
+    def device(self) -> str:
+        """Torch device of the pieces."""
+        return str(self.pieces[0].device)
+
     def gather(self, slots: IntArray, buffer: ByteArray, rows: IntArray, keys: ByteArray | None = None) -> BoolArray:
         """See ``BlockPool.gather``. Raises RuntimeError if the device fails."""
         self._copier.gather(self.pieces, slots, buffer, rows)

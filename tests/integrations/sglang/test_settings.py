@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from dflash2 import build
 from dflash2.config import parse_config
 from dflash2.errors import ConfigError
-from dflash2.integrations.sglang import plugin, settings, sizing
+from dflash2.integrations.sglang import plugin, settings
 from dflash2.integrations.sglang.sizing import kv_budget_bytes
 from dflash2.types import MIB
 
@@ -125,8 +126,8 @@ def budget(memory: dict[str, int], device: str = "cuda") -> int:
 
 @pytest.fixture
 def device_of_100_mib_with_70_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing, "total_device_bytes", lambda device: 100 * MIB)
-    monkeypatch.setattr(sizing, "free_device_bytes", lambda device: 70 * MIB)
+    monkeypatch.setattr(build, "total_device_bytes", lambda device: 100 * MIB)
+    monkeypatch.setattr(build, "free_device_bytes", lambda device: 70 * MIB)
 
 
 def test_a_cpu_pool_has_the_configured_size() -> None:

@@ -7,7 +7,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from dflash2.build import create_runtime
@@ -18,10 +17,9 @@ from dflash2.integrations.sglang.clock import TurnoverClock
 from dflash2.integrations.sglang.errors import refuse
 from dflash2.integrations.sglang.keeper import Keeper
 from dflash2.integrations.sglang.keys import PageKeys
-from dflash2.pools.base import PieceCopier
 from dflash2.pools.tensor import LayerFirstPool
 from dflash2.table.keys import KeyNamespace
-from dflash2.transfer.cpu_copy import CpuCopier
+from dflash2.transfer.device_copy import create_copier
 from dflash2.types import DTYPE_BYTES, KVLayout, Tier
 
 logger = logging.getLogger(__name__)
@@ -142,12 +140,5 @@ def _mirror_pool(params: Any, components: Any, config: Config, forward_stream: A
     if dtype not in DTYPE_BYTES:
         refuse(f"KV of type {dtype} is not supported")
     layout = KVLayout(pool.layer_num, pool.head_num, pool.head_dim, params.page_size, dtype)
-    return LayerFirstPool(pool.k_buffer, pool.v_buffer, layout, _copier(pool.device, config, layout, forward_stream))
-
-
-def _copier(device: str, config: Config, layout: KVLayout, forward_stream: Any) -> PieceCopier:
-    if torch.device(device).type == "cpu":
-        return CpuCopier()
-    from dflash2.transfer.cuda_copy import CudaCopier  # needs triton
-
-    return CudaCopier(device, config.policy.swap_batch_size, layout.block_bytes, forward_stream)
+    copier = create_copier(str(pool.device), config.policy.swap_batch_size, layout.block_bytes, forward_stream)
+    return LayerFirstPool(pool.k_buffer, pool.v_buffer, layout, copier)
