@@ -242,7 +242,7 @@ class SlowLoader:
             if self._queue[0][0] <= 0:
                 yield self._queue.popleft()[1]
 
-    def close(self) -> None:
+    def close(self, timeout_s: float) -> None:
         self._queue.clear()
 
 
@@ -343,6 +343,15 @@ def test_cancelled_and_expired_while_the_adapter_loads() -> None:
     assert world.reasons[expired] is FinishReason.TIMEOUT
     assert isinstance(world.last[expired].error, DeadlineExceeded)
     assert not world.engine.has_work and world.adapters.stats(0.0)["waiting_requests"] == 0
+
+
+def test_what_is_worth_keeping_is_kept_before_the_end_waits_for_a_loader() -> None:
+    world = lora_world(2, num_polls=1)
+    ended: list[str] = []
+    world.engine.runtime.shutdown = lambda: ended.append("runtime")  # type: ignore[method-assign]
+    world.loader.close = lambda timeout_s: ended.append("loader")  # type: ignore[method-assign]
+    world.engine.close()
+    assert ended == ["runtime", "loader"]
 
 
 def test_a_name_that_is_unknown_is_refused_at_once() -> None:

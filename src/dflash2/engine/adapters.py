@@ -15,6 +15,8 @@ from dflash2.pipeline.stages import StageMeter
 
 PATIENCE_S = 2.0
 """So long others may go on taking adapters that are on the device while somebody waits for a place there."""
+CLOSE_TIMEOUT_S = 2.0
+"""How long the end waits for an adapter that is being read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,6 @@ class Adapters:
         }
 
     def close(self) -> None:
-        """Stop what runs in the background. Idempotent."""
+        """Stop what runs in the background, within ``CLOSE_TIMEOUT_S``. Idempotent."""
         self._waiting.clear()
-        self.cache.close()
+        self.cache.close(CLOSE_TIMEOUT_S)

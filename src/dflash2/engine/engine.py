@@ -153,10 +153,10 @@ class ReferenceEngine:
                 self._scheduler.remove(state)
             self._hints.release_all()
             self._groups.clear()
+            self.runtime.shutdown()  # first: it keeps what is worth keeping, whatever hangs elsewhere
             if self.adapters is not None:
                 self.adapters.close()
             self._runner.close()
-            self.runtime.shutdown()
 
     def _rebalance(self) -> None:
         self._hints.expire(self.runtime.clock())

@@ -50,8 +50,8 @@ class AdapterLoader(Protocol):
     def poll(self) -> Iterable[Loaded]:
         """What has ended since the last call."""
 
-    def close(self) -> None:
-        """Stop. Idempotent."""
+    def close(self, timeout_s: float) -> None:
+        """Stop. What hangs in a file system is left behind after the deadline. Idempotent."""
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class AdapterCache:
 
     def unwant(self, spec: AdapterSpec) -> None:
         """A request that waited is gone."""
-        self._entries[spec.digest].waiting -= 1
+        self._no_longer_waits(self._entries[spec.digest])
 
     def try_pin(self, spec: AdapterSpec) -> int | None:
         """Keep the adapter on the device until ``unpin``, for a request that waits for it and does so no longer.
@@ -141,8 +141,7 @@ class AdapterCache:
         entry = self._entries[spec.digest]
         if entry.error is not None:
             error = entry.error
-            entry.waiting -= 1
-            entry.error = error if entry.waiting else None
+            self._no_longer_waits(entry)
             raise ModelError(f"adapter {spec.name} cannot be loaded: {error}")
         if not entry.is_on_device:
             return None
@@ -199,9 +198,16 @@ class AdapterCache:
         if len(bound) != len(set(bound)) or len(bound) != sum(entry is not None for entry in self._slots):
             raise IntegrityError("adapter slots and adapters do not agree")
 
-    def close(self) -> None:
-        """Stop the loader. Idempotent."""
-        self._loader.close()
+    def close(self, timeout_s: float) -> None:
+        """Stop the loader, within the deadline. Idempotent."""
+        self._loader.close(timeout_s)
+
+    @staticmethod
+    def _no_longer_waits(entry: _Entry) -> None:
+        """A failure is told to those that waited for it; who asks later begins anew."""
+        entry.waiting -= 1
+        if not entry.waiting:
+            entry.error = None
 
     def _advance(self, entry: _Entry, now: float) -> None:
         if entry.weights is None:
