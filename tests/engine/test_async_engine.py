@@ -13,7 +13,7 @@ from tests.engine.fake_engine import Failed, FakeEngine, says
 from dflash2.engine.async_engine import AsyncEngine, EngineState
 from dflash2.engine.base import FinishReason, GenerationRequest, TokenOutput
 from dflash2.engine.sampling import SamplingParams
-from dflash2.errors import EngineStopped, RequestError, RequestTooLarge
+from dflash2.errors import DeadlineExceeded, EngineStopped, RequestError, RequestTooLarge
 
 
 def request(name: str = "r", tokens: tuple[int, ...] = (1, 2, 3), max_tokens: int = 5) -> GenerationRequest:
@@ -279,6 +279,22 @@ def test_an_engine_stuck_in_a_step_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         await until(lambda: engine.state is EngineState.CLOSED)
 
     asyncio.run(main())
+
+
+def test_an_errand_waits_for_the_step_under_way_within_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash2.engine.async_engine.ERRAND_TIMEOUT_S", 0.05)
+    fake = FakeEngine(gate=threading.Event())
+
+    async def use(engine: AsyncEngine) -> None:
+        running = asyncio.create_task(outputs_of(engine, request()))
+        await until(lambda: bool(fake.added))
+        with pytest.raises(DeadlineExceeded, match="step took longer"):
+            await engine.prefetch(np.array([1, 2], np.int32), None, None, 1.0)
+        fake.gate.set()
+        await running
+        await until(lambda: bool(fake.expected))  # it was done all the same
+
+    run(fake, use)
 
 
 def test_an_engine_that_was_never_started_is_closed() -> None:

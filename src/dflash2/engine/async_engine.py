@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dflash2.engine.base import Engine, GenerationRequest, PrefetchReport, TokenOutput
-from dflash2.errors import CapacityError, EngineStopped, ModelError, RequestError
+from dflash2.errors import CapacityError, DeadlineExceeded, EngineStopped, ModelError, RequestError
 from dflash2.pipeline.handoff import TokenSpan
 from dflash2.types import IntArray
 
@@ -27,6 +27,8 @@ STOP_TIMEOUT_S = 10.0
 """How long ``close()`` waits for the step that is under way."""
 STALL_S = 120.0
 """A step that takes longer hangs: the longest chunk of a prompt takes seconds."""
+ERRAND_TIMEOUT_S = 30.0
+"""How long somebody who has an errand waits for the step that is under way."""
 STATS_PATIENCE_S = 2.0
 """How long somebody who asks for statistics waits for the step that is under way."""
 
@@ -164,6 +166,7 @@ class AsyncEngine:
 
         Raises:
             EngineStopped: the engine is not running, or stopped before it came to this.
+            DeadlineExceeded: the step under way takes longer than ``ERRAND_TIMEOUT_S``; the work is done after it.
         """
         self._check_running()
         result: asyncio.Future[T] = self._loop.create_future()
@@ -187,7 +190,10 @@ class AsyncEngine:
                 self._call_loop(settle, value, None)
 
         self._submit(run)
-        return await result
+        try:
+            return await asyncio.wait_for(result, ERRAND_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise DeadlineExceeded(f"the engine's step took longer than {ERRAND_TIMEOUT_S:.0f} s") from None
 
     async def stats(self) -> dict[str, Any]:
         """The engine's statistics, taken between two steps.
