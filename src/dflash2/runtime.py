@@ -294,6 +294,19 @@ class Runtime:
             if sequence.promise is not None:
                 self._release_promise(sequence.promise)
 
+    def drop(self, sequence: Sequence) -> None:
+        """Give up the blocks and the promise of an open sequence whose request goes on.
+
+        It comes back by ``open`` or ``open_unreserved`` under the same id, or ends by ``end_dropped``.
+        """
+        self.cache.drop(sequence, self.clock())
+        if sequence.promise is not None:
+            self._release_promise(sequence.promise)
+
+    def end_dropped(self, request_id: str, outcome: Outcome | None = None) -> None:
+        """A request that was dropped will not come back; without effect on others. Arguments as for ``close``."""
+        self.cache.end_dropped(request_id, self.clock(), outcome)
+
     def join_prefix(self, sequence: Sequence, token_ids: IntArray) -> bytes | None:
         """Before a prompt is computed further: take over what others have computed of it since ``open``.
 

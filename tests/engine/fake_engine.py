@@ -84,11 +84,12 @@ class FakeEngine:
         self.added.append(request)
         self.running[request.request_id] = _Running(request, self.script(request), num_cached)
 
-    def cancel(self, request_id: str, index: int | None = None) -> None:
+    def end_answer(self, request_id: str, index: int) -> None:
         self._called()
-        if index is not None:
-            self.ended_answers.append((request_id, index))
-            return
+        self.ended_answers.append((request_id, index))
+
+    def cancel(self, request_id: str) -> None:
+        self._called()
         self.cancelled.append(request_id)
         gone = self.running.pop(request_id, None)
         if gone is not None:

@@ -161,12 +161,12 @@ def test_one_answer_can_be_ended_and_the_others_go_on() -> None:
     name = world.ask([1, 2, 3, 4, 5], n=3, max_tokens=10)
     for _ in range(4):
         world.step()
-    world.engine.cancel(name, 1)
-    world.engine.cancel(name, 9)
+    world.engine.end_answer(name, 1)
+    world.engine.end_answer(name, 9)
     world.run(100)
     world.check_answers()
     reasons = [world.ends[name, index].finish_reason for index in range(3)]
-    assert reasons == [FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.LENGTH]
+    assert reasons == [FinishReason.LENGTH, FinishReason.STOP, FinishReason.LENGTH]
     assert [world.ends[name, index].more_to_come for index in range(3)].count(False) == 1
     world.check_all_given_back()
 
@@ -183,7 +183,8 @@ def test_cancelled_anywhere_everything_is_given_back(tiers: str, seed: int) -> N
         world.step()
         for name in world.requests:
             if name not in world.reasons and world.rng.random() < 0.02:
-                world.engine.cancel(name, world.rng.choice([None, 0, 1, 2]))
+                index = world.rng.choice([None, 0, 1, 2])
+                world.engine.cancel(name) if index is None else world.engine.end_answer(name, index)
     assert not world.engine.has_work
     world.check_all_given_back()
 

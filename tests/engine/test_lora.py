@@ -343,6 +343,7 @@ def test_cancelled_and_expired_while_the_adapter_loads() -> None:
     assert world.reasons[expired] is FinishReason.TIMEOUT
     assert isinstance(world.last[expired].error, DeadlineExceeded)
     assert not world.engine.has_work and world.adapters.stats(0.0)["waiting_requests"] == 0
+    assert world.scheduler.counters.timed_out_requests == 1
 
 
 def test_what_is_worth_keeping_is_kept_before_the_end_waits_for_a_loader() -> None:

@@ -10,6 +10,7 @@ from tests.fakes.engine_world import LIMITS, EngineWorld
 from dflash2.cache.admission import WaitReason
 from dflash2.engine.base import FinishReason
 from dflash2.errors import QueueFull
+from dflash2.policy.base import Outcome
 
 
 def estimates(world: EngineWorld) -> dict[str, int]:
@@ -28,6 +29,13 @@ def test_a_reservation_grows_before_it_is_used_up() -> None:
     assert estimates(world)["underestimated_requests"] == 1
     assert estimates(world)["extended_blocks"] == 12 - 3
     world.check_all_given_back()
+
+
+def test_tokens_in_a_block_that_is_reserved_whole_are_no_underestimate() -> None:
+    world = EngineWorld((20, 20, 0), reserve="prompt")
+    world.add([1] * 5, 3)  # 6 tokens are reserved, 8 needed: two blocks either way
+    world.run(50)
+    assert world.outputs["q0"] and estimates(world)["underestimated_requests"] == 0
 
 
 def test_when_no_reservation_can_grow_the_youngest_gives_its_own_up() -> None:
@@ -82,6 +90,64 @@ def test_tiers_that_shrink_below_a_request_that_waits_do_not_end_the_engine() ->
     world.engine.cancel("q0")
     world.run(5)
     world.check_all_given_back()
+
+
+def test_an_answer_that_its_reader_ends_is_whole_and_one_that_its_client_leaves_is_not() -> None:
+    for ends, reason in ((True, FinishReason.STOP), (False, FinishReason.CANCELLED)):
+        world = EngineWorld((20, 20, 0))
+        told = watch_policy(world)
+        learned: list[bool] = []
+        promises = world.scheduler.promises  # type: ignore[attr-defined]
+        promises.estimator.note = lambda kind, count, *, ended, into=learned: into.append(ended)
+        name = world.add([1] * 8, 40)
+        world.step()
+        world.engine.end_answer(name, 0) if ends else world.engine.cancel(name)
+        world.engine.cancel(name)  # as the front end does when it closes the stream
+        world.run(5)
+        assert world.reasons[name] is reason
+        assert told == ["q0 arrives", f"q0 ends: {reason.value}"] and learned == [ends]
+
+
+@pytest.mark.parametrize("slots", [(10, 4, 0), (10, 0, 0)])
+def test_a_request_that_gave_its_blocks_up_and_comes_back_is_no_new_turn(slots: tuple[int, int, int]) -> None:
+    world = EngineWorld(slots, reserve="prompt", limits=replace(LIMITS, quantum_tokens=2))
+    told = watch_policy(world)
+    for number in range(3):
+        world.add([number] * 8, 30)
+    dropped_left = None
+    for _ in range(2_000):
+        if not world.engine.has_work:
+            break
+        world.step()
+        back = [state for state in world.scheduler.waiting if state.admitted]
+        if back and dropped_left is None and world.scheduler.counters.preemptions_recomputed > 1:
+            dropped_left = back[0].request_id  # ends while it has no sequence
+            world.engine.cancel(dropped_left)
+    assert dropped_left is not None
+    assert sorted(told) == sorted(
+        line
+        for name in world.requests
+        for line in (f"{name} arrives", f"{name} ends: {'cancelled' if name == dropped_left else 'length'}")
+    )
+    world.check_all_given_back()
+
+
+def watch_policy(world: EngineWorld) -> list[str]:
+    """What the policy is told of requests from now on."""
+    told: list[str] = []
+    policy = world.runtime.cache.policy
+    on_arrival, on_finish = policy.on_arrival, policy.on_finish
+
+    def arrival(request_id: str, *more: object) -> None:
+        told.append(f"{request_id} arrives")
+        on_arrival(request_id, *more)  # type: ignore[arg-type]
+
+    def finish(request_id: str, outcome: Outcome | None, now: float) -> None:
+        told.append(f"{request_id} ends: {None if outcome is None else outcome.stop_reason}")
+        on_finish(request_id, outcome, now)
+
+    policy.on_arrival, policy.on_finish = arrival, finish  # type: ignore[method-assign]
+    return told
 
 
 def test_answers_that_end_early_are_counted_as_overestimated() -> None:

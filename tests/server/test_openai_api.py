@@ -138,6 +138,7 @@ def test_a_stop_string_ends_the_text_and_the_engines_work(
     assert "".join(choice.text for choice in choices) == "one "
     assert choices[-1].finish_reason == "stop"
     until(lambda: len(engine.cancelled) == before + 1)
+    assert engine.ended_answers[-1] == (engine.cancelled[-1], 0)  # first, so that it has ended and is not cancelled
 
 
 def test_several_stop_strings(client: openai.OpenAI) -> None:

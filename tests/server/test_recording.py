@@ -50,6 +50,15 @@ def test_a_request_that_the_client_leaves_has_an_end_without_a_reason(tmp_path: 
     assert lines[-1]["event"] == "finish" and lines[-1]["stop_reason"] in (None, "cancelled")
 
 
+def test_an_answer_with_a_stop_string_is_recorded_as_the_client_was_told(tmp_path: Path) -> None:
+    recording = tmp_path / "traffic.jsonl"
+    body = {"model": "m", "prompt": "one STOP two", "max_tokens": 900, "stop": "STOP"}
+    with running("--model", "echo", "--served-model-name", "m", "--record", str(recording)) as (_, url, _printed):
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).json()
+        lines = wait_for_lines(recording, 3)
+    assert answer["choices"][0]["finish_reason"] == lines[-1]["stop_reason"] == "stop"
+
+
 def wait_for_lines(path: Path, count: int) -> list[dict[str, object]]:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:

@@ -88,6 +88,8 @@ class CacheManager:
         self._key_chain = key_chain
         self._computed = ComputedKeys()
         self._open: set[Sequence] = set()
+        self._dropped: set[str] = set()
+        """Requests that have not ended and have no sequence for now."""
 
     # -- open and close ------------------------------------------------------------------------------------------
 
@@ -101,14 +103,17 @@ class CacheManager:
         """Start a sequence with the longest cached prefix of its prompt (at least one token is left to compute).
 
         Args:
-            request_id: unique among the open ones.
+            request_id: unique among the open ones; one that was dropped goes on.
             root: ``KeyNamespace.root(...)``.
             token_ids: int32 ``[n]``, the prompt.
             now: seconds.
             traits: what else is known of the request; told to the policy.
         """
         keys = self.reusable_keys(root, token_ids)
-        self.policy.on_arrival(request_id, traits or RequestTraits(num_prompt_tokens=len(token_ids)), keys, now)
+        if request_id in self._dropped:
+            self._dropped.remove(request_id)
+        else:
+            self.policy.on_arrival(request_id, traits or RequestTraits(num_prompt_tokens=len(token_ids)), keys, now)
         ids = self.index.longest_prefix(keys)
         num_cached = len(ids) * self.block_size
         sequence = Sequence(request_id, root, ids, keys=keys[: len(ids)], num_cached_tokens=num_cached)
@@ -169,13 +174,25 @@ class CacheManager:
             now: seconds.
             outcome: how the request ended, where the engine knows; told to the policy.
         """
-        if sequence.closed:
-            return
+        if not sequence.closed:
+            self.residency.leave(sequence, now)
+            self.policy.on_finish(sequence.request_id, outcome, now)
+            self._give_up(sequence)
+
+    def drop(self, sequence: Sequence, now: float) -> None:
+        """Give up the blocks of an open sequence whose request goes on: to the policy it has not ended.
+
+        It is opened again under the same id, or ``end_dropped``.
+        """
+        self._dropped.add(sequence.request_id)
         self.residency.leave(sequence, now)
-        self.policy.on_finish(sequence.request_id, outcome, now)
-        self._release_from(sequence, 0)
-        self._open.discard(sequence)
-        sequence.closed = True
+        self._give_up(sequence)
+
+    def end_dropped(self, request_id: str, now: float, outcome: Outcome | None = None) -> None:
+        """A request ends that was dropped and not opened again; without effect on others."""
+        if request_id in self._dropped:
+            self._dropped.remove(request_id)
+            self.policy.on_finish(request_id, outcome, now)
 
     def truncate(self, sequence: Sequence, num_blocks: int) -> None:
         """Give up all blocks of a paused sequence from ``num_blocks`` on; their tokens must be computed again."""
@@ -297,6 +314,11 @@ class CacheManager:
         self.table.state[ids[self.table.state[ids] == BlockState.OPEN]] = BlockState.SEALED
         self.counters.recomputed_tokens += self.block_size * sum(map(self._computed.note, keys))
         self.counters.published_blocks += self.index.publish_chain(ids, keys, parent_key, first)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        self._release_from(sequence, 0)
+        self._open.discard(sequence)
+        sequence.closed = True
 
     def _release_from(self, sequence: Sequence, num_blocks: int) -> None:
         gone = sequence.block_ids[num_blocks:].copy()

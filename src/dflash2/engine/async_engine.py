@@ -152,13 +152,13 @@ class AsyncEngine:
                 self._drained.set()
 
     def end_answer(self, request_id: str, index: int) -> None:
-        """End one answer of a request, whose others go on; without effect on what has ended."""
-        self._submit(partial(self._engine.cancel, request_id, index))
+        """End one answer of a request that is complete for its reader; without effect on what has ended."""
+        self._submit(partial(self._engine.end_answer, request_id, index))
 
     async def prefetch(
         self, token_ids: IntArray, adapter: str | None, tenant_salt: str | None, ttl_s: float
     ) -> PrefetchReport:
-        """See ``Engine.prefetch``; also raises EngineStopped."""
+        """See ``Engine.prefetch``; also raises what ``between_steps`` does."""
         return await self.between_steps(partial(self._engine.prefetch, token_ids, adapter, tenant_salt, ttl_s))
 
     async def between_steps(self, work: Callable[[], T]) -> T:

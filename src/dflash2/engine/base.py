@@ -26,7 +26,7 @@ class FinishReason(Enum):
     """Why a request ended."""
 
     STOP = "stop"
-    """An end-of-sequence or stop token was produced; it is the last ``token_id``."""
+    """An end-of-sequence or stop token was produced; it is the last ``token_id``. Or ``end_answer()`` was called."""
     LENGTH = "length"
     """``max_tokens`` or the context is used up."""
     CANCELLED = "cancelled"
@@ -115,7 +115,7 @@ class TokenOutput:
     """One token of one branch of a request, or the end of the branch.
 
     Attributes:
-        token_id: None only on an end without a token (cancel, error, timeout).
+        token_id: None only on an end without a token (cancel, end of an answer, error, timeout).
         finish_reason: set on a branch's last output, and only there.
         num_prompt_tokens: length of the prompt.
         num_cached_tokens: prompt tokens whose KV was reused.
@@ -173,10 +173,16 @@ class Engine(Protocol):
         After either, the engine's state is unchanged.
         """
 
-    def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers; idempotent, unknown ones are ignored.
+    def cancel(self, request_id: str) -> None:
+        """End a request whose client has left; idempotent, unknown ones are ignored.
 
-        A ``CANCELLED`` output for each answer that ends so follows from the next step.
+        A ``CANCELLED`` output for each of its answers follows from the next step.
+        """
+
+    def end_answer(self, request_id: str, index: int) -> None:
+        """End an answer that is complete for its reader, as one with a stop string in it is; idempotent, as ``cancel``.
+
+        A ``STOP`` output without a token follows from the next step.
         """
 
     def prefetch(

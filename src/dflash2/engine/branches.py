@@ -129,11 +129,11 @@ class Brancher:
                 outputs += self._append(group, one)
         return outputs
 
-    def end(self, state: RequestState, reason: FinishReason, *, token: int | None = None) -> TokenOutput:
+    def end(self, state: RequestState, reason: FinishReason) -> TokenOutput:
         """Take a branch out; with the last one the request is over."""
         state.finish_reason = reason
         self._leave(state)
-        return _output(state, token, reason, more_to_come=state.request_id in self._groups)
+        return _output(state, None, reason, more_to_come=state.request_id in self._groups)
 
     def _num_draws(self, state: RequestState) -> int:
         """A request with several answers draws the first token of each from the logits of its prompt."""

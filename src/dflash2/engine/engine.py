@@ -101,11 +101,18 @@ class ReferenceEngine:
         self._groups[request.request_id] = Branches(state, ends if sampling.ignore_eos else ends | self._eos_token_ids)
         self._latencies.on_arrival(request.request_id, request.arrival_s)
 
-    def cancel(self, request_id: str, index: int | None = None) -> None:
+    def cancel(self, request_id: str) -> None:
         group = self._groups.get(request_id)
-        if group is not None and (index is None or group.beams is None):  # a beam is not an answer yet
-            for state in group.live:
-                state.cancelled |= index is None or state.index == index
+        for state in [] if group is None else group.live:
+            state.end_wanted = state.end_wanted or FinishReason.CANCELLED
+
+    def end_answer(self, request_id: str, index: int) -> None:
+        group = self._groups.get(request_id)
+        if group is None or group.beams is not None:  # a beam is not an answer yet
+            return
+        for state in group.live:
+            if state.index == index:
+                state.end_wanted = state.end_wanted or FinishReason.STOP
 
     def prefetch(
         self, token_ids: IntArray, adapter: str | None, tenant_salt: str | None, ttl_s: float
@@ -116,7 +123,7 @@ class ReferenceEngine:
     def step(self) -> list[TokenOutput]:
         now = self.runtime.clock()
         self.runtime.poll()
-        outputs = self._end_cancelled() + self._end_expired(now) + self._admit_adapters(now)
+        outputs = self._end_wanted() + self._end_expired(now) + self._admit_adapters(now)
         scheduled = self._scheduler.schedule(now)
         if scheduled is None:
             self.runtime.wait(WAIT_S)
@@ -206,14 +213,16 @@ class ReferenceEngine:
         if is_last and self.adapters is not None:
             self.adapters.release(state.request_id)
 
-    def _end_cancelled(self) -> list[TokenOutput]:
-        cancelled = [state for group in self._groups.values() for state in group.live if state.cancelled]
-        return [self._brancher.end(state, FinishReason.CANCELLED) for state in cancelled]
+    def _end_wanted(self) -> list[TokenOutput]:
+        every = [state for group in self._groups.values() for state in group.live]
+        return [self._brancher.end(state, state.end_wanted) for state in every if state.end_wanted is not None]
 
     def _end_expired(self, now: float) -> list[TokenOutput]:
         expired = self._scheduler.take_expired(now)
         if self.adapters is not None:
-            expired += self.adapters.take_expired(now)
+            without_adapter = self.adapters.take_expired(now)
+            self._scheduler.counters.timed_out_requests += len(without_adapter)
+            expired += without_adapter
         return [self._brancher.end(state, FinishReason.TIMEOUT) for state in expired]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from dflash2.engine.base import FinishReason
 from dflash2.engine.request_state import RequestState
 from dflash2.pipeline.estimator import LengthEstimator, RequestClass
 from dflash2.runtime import Runtime
@@ -69,10 +70,11 @@ class Promises:
         for total in (wanted, num_tokens):  # what it will need, or at least what it needs now
             more = self._runtime.try_extend_promise(state.blocks, total)
             if more is not None:
-                self.counters.underestimated_requests += int(not state.was_extended)
-                self.counters.extended_blocks += more
-                state.was_extended = True
                 state.promised_tokens = total
+                if more:  # not only further tokens of a block that was reserved whole
+                    self.counters.underestimated_requests += int(not state.was_extended)
+                    self.counters.extended_blocks += more
+                    state.was_extended = True
                 return True
         return False
 
@@ -97,5 +99,6 @@ class Promises:
         if blocks_for(state.promised_tokens) > blocks_for(state.num_tokens):
             self.counters.overestimated_requests += 1
         if state.num_branches == 1:
-            ended = not state.cancelled and state.error is None and state.num_tokens < state.max_total_tokens
+            whole = state.end_wanted is not FinishReason.CANCELLED and state.error is None
+            ended = whole and state.num_tokens < state.max_total_tokens
             self.estimator.note(self.kind_of(state), state.num_output_tokens, ended=ended)

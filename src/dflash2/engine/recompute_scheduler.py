@@ -72,7 +72,7 @@ class RecomputeScheduler(Scheduler):
     def _park(self, state: RequestState) -> None:
         """Back to the queue, ahead of those that were never admitted, the oldest first."""
         if state.sequence is not None:
-            self.runtime.close(state.sequence)
+            self.runtime.drop(state.sequence)
             state.sequence = None
         place = sum(one.admitted and one.order <= state.order for one in self.waiting)
         self.waiting.insert(place, state)

@@ -49,7 +49,8 @@ class RequestState:
         self.num_cached_tokens = 0
         self.turn_tokens = 0
         """Tokens produced since it last became resident."""
-        self.cancelled = False
+        self.end_wanted: FinishReason | None = None
+        """How it ends at the next step, where somebody asked for that."""
         self.error: Exception | None = None
         self.finish_reason: FinishReason | None = None
         """How it ended, once it has; beams end without."""

@@ -159,6 +159,8 @@ class Scheduler(ABC):
             self.batch_stage.drop(self.runtime.clock() - state.admitted_s)
         if state.sequence is not None:
             self.runtime.close(state.sequence, state.outcome)
+        else:
+            self.runtime.end_dropped(state.sequence_id, state.outcome)
 
     def fork(self, state: RequestState, index: int) -> RequestState:
         """A second branch of a running request, under the same promise; it takes its turns on its own from now on."""

@@ -224,7 +224,7 @@ class SwapScheduler(Scheduler):
             return
         youngest = max(stuck, key=lambda state: state.order)
         self.paused.remove(youngest)
-        self.runtime.close(youngest.blocks)
+        self.runtime.drop(youngest.blocks)
         youngest.sequence = None
         youngest.promised_tokens = 0
         youngest.waits_for_growth = False

@@ -161,7 +161,7 @@ class Frontend:
         return max_tokens
 
     async def _answers(self, first_index: int, ask: Ask, num_answers: int, stops: Sequence[str]) -> TextStream:
-        """Text of one request's answers. Stop strings in all of them close the engine's stream, which cancels it."""
+        """Text of one request's answers. Stop strings in all of them close the engine's stream."""
         request = await ask()
         prompt_end = request.token_ids[-CONTEXT_TOKENS:].tolist()
         decode, token_bytes = self._tokenizer.decode, self._token_bytes
@@ -177,11 +177,11 @@ class Frontend:
                 delta = answer.push(output)
                 if delta is None:
                     continue
+                if delta.finish_reason is not None and output.finish_reason is None:
+                    self._engine.end_answer(request.request_id, output.index)
                 yield delta
                 if all(one.ended for one in answers):
                     return
-                if delta.finish_reason is not None and output.finish_reason is None:
-                    self._engine.end_answer(request.request_id, output.index)
 
 
 async def merge(streams: Sequence[TextStream]) -> TextStream:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from dflash2.engine.async_engine import AsyncEngine
-from dflash2.engine.base import Engine, GenerationRequest, TokenOutput
+from dflash2.engine.base import Engine, FinishReason, GenerationRequest, TokenOutput
 from dflash2.monitoring.recording import TrafficRecorder
 
 
@@ -21,6 +21,8 @@ class RecordedEngine(AsyncEngine):
     def __init__(self, engine: Engine, recorder: TrafficRecorder) -> None:
         super().__init__(engine)
         self._recorder = recorder
+        self._stopped: set[str] = set()
+        """Requests of which an answer was ended by its reader."""
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput, None]:
         """See ``AsyncEngine.generate``."""
@@ -35,4 +37,12 @@ class RecordedEngine(AsyncEngine):
                         reason = output.finish_reason.value
                     yield output
         finally:
+            if request.request_id in self._stopped:
+                self._stopped.discard(request.request_id)
+                reason = reason or FinishReason.STOP.value
             self._recorder.finish(request.request_id, num_output, reason)
+
+    def end_answer(self, request_id: str, index: int) -> None:
+        """See ``AsyncEngine.end_answer``."""
+        self._stopped.add(request_id)
+        super().end_answer(request_id, index)
