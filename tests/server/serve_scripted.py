@@ -8,23 +8,22 @@ from __future__ import annotations
 import sys
 import types
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.engine.fake_engine import FakeEngine, echo, says
 from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
 
 from dflash2.cli import main
-from dflash2.config import LoraConfig
+from dflash2.config import Config
 
 
 @dataclass
 class ScriptedRuntime:
-    config: Path | None
+    config: Config
     observer: None = None
 
     def startup_line(self) -> str:
-        return f"DFlash2: started with {self.config}"
+        return f"DFlash2: started, enable {self.config.enable}, adapters {self.config.lora.adapters}"
 
 
 @dataclass
@@ -33,9 +32,7 @@ class ScriptedEngine(FakeEngine):
     adapters: None = None
 
 
-def create_engine(
-    model: str, config: Path | None, dtype: str, max_context: int | None, device: str, lora: LoraConfig
-) -> ScriptedEngine:
+def create_engine(model: str, config: Config, dtype: str, max_context: int | None, device: str) -> ScriptedEngine:
     print(f"loading {model} {dtype} {max_context} {device}", flush=True)
     return ScriptedEngine(
         script=says(97, RuntimeError("device lost")) if model == "breaks" else echo,

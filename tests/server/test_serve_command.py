@@ -60,11 +60,12 @@ def ask(url: str, max_tokens: int = 5, **options: object) -> httpx.Response:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_and_stops_with_zero(number: signal.Signals, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(ENABLED))
+    config.write_text(json.dumps({**ENABLED, "lora": {"adapters": {"one": "/x"}}}))
     options = ("--served-model-name", "m", "n", "--dtype", "float32", "--max-context", "50", "--config", str(config))
+    options = (*options, "--lora", "two=/y")
     with running("--model", "echo", *options) as (process, url, printed):
         assert "loading echo float32 50 cpu" in printed
-        assert f"DFlash2: started with {config}" in printed
+        assert "DFlash2: started, enable True, adapters {'one': '/x', 'two': '/y'}" in printed
         assert ask(url).json()["choices"][0]["text"] == "abcab"
         assert ask(url, max_tokens=48).status_code == 400
         assert [row["id"] for row in httpx.get(f"{url}/v1/models").json()["data"]] == ["m", "n"]

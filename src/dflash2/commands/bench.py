@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash2.commands.arguments import KEY_VARIABLE, api_key, positive_float, positive_int
 from dflash2.errors import DFlash2Error
 
 if TYPE_CHECKING:
     from dflash2.bench.workload import Session
-
-KEY_VARIABLE = "DFLASH2_API_KEY"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,22 +25,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default http://127.0.0.1:8000)")
     parser.add_argument("--model", metavar="NAME", help="name in the requests (default: the first that the server has)")
     parser.add_argument("--api-key", metavar="KEY", help=f"default: the variable {KEY_VARIABLE}")
-    parser.add_argument("--concurrency", type=_positive, default=8, metavar="N", help="conversations at once (8)")
-    parser.add_argument("--sessions", type=_positive, default=16, metavar="N", help="conversations in all (16)")
-    parser.add_argument("--turns", type=_positive, default=3, metavar="N", help="questions in each (3)")
-    parser.add_argument("--prompt-words", type=_positive, default=200, metavar="N", help="of each question (200)")
-    parser.add_argument("--output-tokens", type=_positive, default=64, metavar="N", help="longest answer (64)")
+    parser.add_argument("--concurrency", type=positive_int, default=8, metavar="N", help="conversations at once (8)")
+    parser.add_argument("--sessions", type=positive_int, default=16, metavar="N", help="conversations in all (16)")
+    parser.add_argument("--turns", type=positive_int, default=3, metavar="N", help="questions in each (3)")
+    parser.add_argument("--prompt-words", type=positive_int, default=200, metavar="N", help="of each question (200)")
+    parser.add_argument("--output-tokens", type=positive_int, default=64, metavar="N", help="longest answer (64)")
     parser.add_argument("--shared-words", type=_count, default=0, metavar="N", help="of a shared system prompt (0)")
-    parser.add_argument("--groups", type=_positive, default=1, metavar="N", help="different system prompts (1)")
+    parser.add_argument("--groups", type=positive_int, default=1, metavar="N", help="different system prompts (1)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed makes the same conversations (0)")
     parser.add_argument(
         "--ignore-eos", action="store_true", help="always produce the longest answer; not all servers can"
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="requests of a trace in place of made-up ones")
-    parser.add_argument("--limit", type=_positive, default=1000, metavar="N", help="requests of the trace (1000)")
-    parser.add_argument("--speed", type=_factor, default=1.0, metavar="X", help="of the trace, 2 is twice as fast (1)")
+    parser.add_argument("--limit", type=positive_int, default=1000, metavar="N", help="requests of the trace (1000)")
     parser.add_argument(
-        "--words-per-block", type=_positive, default=512, metavar="N", help="for each 512 tokens of the trace (512)"
+        "--speed", type=positive_float, default=1.0, metavar="X", help="of the trace; 2: twice as fast (1)"
+    )
+    parser.add_argument(
+        "--words-per-block", type=positive_int, default=512, metavar="N", help="for each 512 tokens of the trace (512)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured there")
     parser.add_argument(
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from dflash2.bench.progress import Watcher
     from dflash2.bench.report import as_json, plot, summary, table
 
-    key = args.api_key or os.environ.get(KEY_VARIABLE) or None
+    key = api_key(args.api_key)
     more: dict[str, Any] = {"ignore_eos": True} if args.ignore_eos else {}
     target = Target(args.url.rstrip("/").removesuffix("/v1"), args.model, key, more)
     sessions = _sessions(args)
@@ -108,22 +108,8 @@ def _write(path: Path, text: str) -> None:
         raise DFlash2Error(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
 def _count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError("must be 0 or more")
-    return value
-
-
-def _factor(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be a number above 0")
     return value

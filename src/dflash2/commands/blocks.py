@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-from dflash2.commands.top import DEFAULT_URL, KEY_VARIABLE, fetch, route_url
+from dflash2.commands.arguments import KEY_VARIABLE, api_key
+from dflash2.commands.top import DEFAULT_URL, fetch, route_url
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from rich.console import Console
 
-    token = args.token or os.environ.get(KEY_VARIABLE) or None
+    token = api_key(args.token)
     report = fetch(route_url(args.url, f"blocks?count={args.count}"), token)
     console = Console()
     for title in ("hottest", "coldest"):

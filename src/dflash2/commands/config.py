@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from dflash2.commands.arguments import positive_int
 from dflash2.errors import DFlash2Error
 
 DEFAULT_NAME = "dflash2_config.json"
@@ -27,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Exit code 0: valid; 2: not valid.",
     )
     check.add_argument("file", type=Path, metavar="FILE")
-    check.add_argument("--world-size", type=_positive, default=1, metavar="N", help="ranks that share it (default 1)")
+    check.add_argument("--world-size", type=positive_int, default=1, metavar="N", help="ranks that share it (1)")
     check.set_defaults(run=_check)
 
     migrate = actions.add_parser(
@@ -78,10 +79,3 @@ def _migrate(args: argparse.Namespace) -> int:
     print(f"wrote {args.path}")
     print("\n".join(migration.notes))
     return 0
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash2.commands.arguments import positive_int
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Exit code 0: all well; 1: at least one warning; 2: at least one error.",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="dflash2_config.json; without it the defaults")
-    parser.add_argument("--world-size", type=_positive, default=1, metavar="N", help="ranks that share the machine (1)")
+    parser.add_argument("--world-size", type=positive_int, default=1, metavar="N", help="ranks on the machine (1)")
     parser.add_argument(
         "--model", metavar="MODEL", help="model id in the local cache, folder or config.json: sizes blocks exactly"
     )
@@ -35,7 +37,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--profile", type=Path, metavar="FILE", help="write what --probe measured there, for `dflash2 plan --profile`"
     )
     parser.add_argument(
-        "--probe-mb", type=_positive, default=256, metavar="MB", help="most that a measurement moves at once (256 MiB)"
+        "--probe-mb",
+        type=positive_int,
+        default=256,
+        metavar="MB",
+        help="most that is moved at once, in MiB (256)",
     )
     parser.set_defaults(run=run)
 
@@ -120,10 +126,3 @@ def _profile_lines(profile: DeviceProfile, case: Case) -> list[str]:
     from dflash2.doctor.cost import swap_cost_lines
 
     return swap_cost_lines(profile, case.config.kv_block.block_size, EXAMPLE_TOKENS, case.block_bytes is not None)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

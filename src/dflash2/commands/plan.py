@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash2.commands.arguments import positive_float, positive_int
+
 if TYPE_CHECKING:
     from dflash2.doctor.plan import PlanRequest
 
@@ -23,21 +25,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Exit code 0: the load is held; 1: it is not, or cannot be planned.",
     )
     parser.add_argument("model", metavar="MODEL", help="config.json, folder with one, or model id in the local cache")
-    parser.add_argument("--gpu-memory-gb", type=_positive_float, required=True, metavar="GB", help="of one device")
+    parser.add_argument("--gpu-memory-gb", type=positive_float, required=True, metavar="GB", help="of one device")
     parser.add_argument(
-        "--gpus", "--ranks", type=_positive_int, default=1, metavar="N", help="devices that share the model (1)"
+        "--gpus", "--ranks", type=positive_int, default=1, metavar="N", help="devices that share the model (1)"
     )
-    parser.add_argument("--context", type=_positive_int, metavar="TOKENS", help="of one sequence (the model's most)")
-    parser.add_argument("--concurrency", type=_positive_int, default=8, metavar="N", help="open sequences (8)")
+    parser.add_argument("--context", type=positive_int, metavar="TOKENS", help="of one sequence (the model's most)")
+    parser.add_argument("--concurrency", type=positive_int, default=8, metavar="N", help="open sequences (8)")
     parser.add_argument("--dram-gb", type=_size, metavar="GB", help="for the machine (what is needed)")
     parser.add_argument("--nvme-gb", type=_size, metavar="GB", help="for the machine (what is needed)")
     parser.add_argument("--kv-dtype", choices=("auto", "bfloat16", "float16", "float32", "fp8"), default="auto")
-    parser.add_argument("--block-size", type=_positive_int, default=128, metavar="TOKENS", help="of a block (128)")
-    parser.add_argument("--weights-gb", type=_positive_float, metavar="GB", help="all weights (files, else estimated)")
+    parser.add_argument("--block-size", type=positive_int, default=128, metavar="TOKENS", help="of a block (128)")
+    parser.add_argument("--weights-gb", type=positive_float, metavar="GB", help="all weights (files, else estimated)")
     parser.add_argument("--activation-gb", type=_size, metavar="GB", help="on each device beside weights (assumed)")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="speeds measured by `dflash2 doctor --probe`")
-    parser.add_argument("--prefill-tokens-per-s", type=_positive_float, metavar="N", help="measured, all ranks")
-    parser.add_argument("--gpu-tflops", type=_positive_float, metavar="N", help="peak of one device (312, A100)")
+    parser.add_argument("--prefill-tokens-per-s", type=positive_float, metavar="N", help="measured, all ranks")
+    parser.add_argument("--gpu-tflops", type=positive_float, metavar="N", help="peak of one device (312, A100)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the configuration, and FILE.reasons.md")
     parser.add_argument("--force", action="store_true", help="overwrite the files if they exist")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -113,22 +115,8 @@ def _bytes(gib: float | None) -> int | None:
     return None if gib is None else int(gib * _GIB)
 
 
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
 def _size(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError("must be a number of GiB, 0 or more")
-    return value
-
-
-def _positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be a number above 0")
     return value

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash2.commands.arguments import positive_int
+
 if TYPE_CHECKING:
     from dflash2.config import Config
     from dflash2.replay.device import DeviceModel
@@ -37,17 +39,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     sizes.add_argument("--config", type=Path, metavar="FILE", help="all tiers and settings of a dflash2_config.json")
     parser.add_argument(
         "--bytes-per-token",
-        type=positive,
+        type=positive_int,
         metavar="N",
         help=f"KV of one token on one rank, to count bytes (default {DEFAULT_BYTES_PER_TOKEN}: 72B in FP8)",
     )
     parser.add_argument(
-        "--ranks", type=positive, default=1, metavar="N", help="that share the DRAM and NVMe of --config (1)"
+        "--ranks", type=positive_int, default=1, metavar="N", help="that share the DRAM and NVMe of --config (1)"
     )
     parser.add_argument(
         "--device-profile", type=Path, metavar="FILE", help="speeds, for a modelled TTFT; from `dflash2 doctor --probe`"
     )
-    parser.add_argument("--upto", type=positive, metavar="N", help="report the first N requests only")
+    parser.add_argument("--upto", type=positive_int, metavar="N", help="report the first N requests only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw hit ratios and how true heat is (.png, .svg)")
     parser.set_defaults(run=run)
@@ -105,11 +107,3 @@ def bytes_per_token(device: DeviceModel | None, config: Config) -> int:
     if device is None or device.block_bytes is None:
         return DEFAULT_BYTES_PER_TOKEN
     return max(1, device.block_bytes // config.kv_block.block_size)
-
-
-def positive(text: str) -> int:
-    """A number of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value

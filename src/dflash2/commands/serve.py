@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash2.commands.arguments import KEY_VARIABLE, api_key, positive_int
 from dflash2.errors import DFlash2Error
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from dflash2.server.context import ServerSettings
 
 logger = logging.getLogger(__name__)
-
-KEY_VARIABLE = "DFLASH2_API_KEY"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--port", type=_port, default=8000, help="0 picks a free one (default 8000)")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="default auto")
     parser.add_argument("--device", default="cpu", help="torch device, such as cuda:0 (default cpu)")
-    parser.add_argument("--max-context", type=_positive_int, metavar="TOKENS", help="default: what the model allows")
+    parser.add_argument("--max-context", type=positive_int, metavar="TOKENS", help="default: what the model allows")
     parser.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="names clients may use (default: the model's file name)"
     )
@@ -46,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--api-key", metavar="KEY", help=f"ask clients for this key (default: the variable {KEY_VARIABLE})"
     )
     parser.add_argument(
-        "--max-body-mb", type=_positive_int, default=8, metavar="MB", help="largest request body in MiB (default 8)"
+        "--max-body-mb", type=positive_int, default=8, metavar="MB", help="largest request body in MiB (default 8)"
     )
     parser.add_argument(
         "--shutdown-grace-s",
@@ -100,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         logger.warning("dflash2_doctor %s", line)
     template = None if args.chat_template is None else _read_template(args.chat_template)
     settings = make_settings(args, config)
-    lora = with_adapters(config.lora, args.lora, args.lora_dir)
+    config = config.model_copy(update={"lora": with_adapters(config.lora, args.lora, args.lora_dir)})
     recorder = None if args.record is None else TrafficRecorder(args.record, config.kv_block.block_size)
     with _listen(args.host, args.port) as listener:
         if settings.api_key is None and not _is_loopback(listener):
@@ -115,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         # In a thread that ends, and its OpenMP workers with it: kept, they would slow the engine's own thread down.
         with ThreadPoolExecutor(1, thread_name_prefix="dflash2-loading") as loading:
             engine = loading.submit(
-                create_engine, args.model, args.config, args.dtype, args.max_context, args.device, lora
+                create_engine, args.model, config, args.dtype, args.max_context, args.device
             ).result()
         print(engine.runtime.startup_line(), startup_line(config), sep="\n", flush=True)
         return serve(
@@ -161,7 +160,7 @@ def make_settings(args: argparse.Namespace, config: Config) -> ServerSettings:
 
     return ServerSettings(
         model_names=tuple(args.served_model_name or [Path(args.model).name]),
-        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        api_key=api_key(args.api_key),
         max_body_bytes=args.max_body_mb * MIB,
         shutdown_grace_s=args.shutdown_grace_s,
         pipeline=config.pipeline,
@@ -203,13 +202,6 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"a port is in 0..65535, not {port}")
     return port
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
 
 
 def _seconds(text: str) -> float:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 import urllib.error
 import urllib.request
 from typing import Any
 
+from dflash2.commands.arguments import KEY_VARIABLE, api_key
 from dflash2.errors import DFlash2Error
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-KEY_VARIABLE = "DFLASH2_API_KEY"
 TIMEOUT_S = 30.0
 
 
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from dflash2.monitoring.terminal import screen
 
     url = route_url(args.url, "stats")
-    token = args.token or os.environ.get(KEY_VARIABLE) or None
+    token = api_key(args.token)
     now = fetch(url, token)
     console = Console()
     if args.once:

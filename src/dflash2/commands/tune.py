@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash2.commands.replay import bytes_per_token, positive
+from dflash2.commands.arguments import positive_int
+from dflash2.commands.replay import bytes_per_token
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,12 +32,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--config", type=Path, required=True, metavar="FILE", help="the settings now; its capacities are the budget"
     )
     parser.add_argument("--nvme-gb-per-hour", type=_amount, metavar="GB", help="the most that may be written to NVMe")
-    parser.add_argument("--trials", type=positive, default=30, metavar="N", help="settings to try (30)")
-    parser.add_argument("--upto", type=positive, metavar="N", help="use the first N requests only")
+    parser.add_argument("--trials", type=positive_int, default=30, metavar="N", help="settings to try (30)")
+    parser.add_argument("--upto", type=positive_int, metavar="N", help="use the first N requests only")
     parser.add_argument("--device-profile", type=Path, metavar="FILE", help="speeds; from `dflash2 doctor --probe`")
-    parser.add_argument("--bytes-per-token", type=positive, metavar="N", help="as for `dflash2 replay`")
-    parser.add_argument("--ranks", type=positive, default=1, metavar="N", help="that share DRAM and NVMe (1)")
-    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="trials at the same time (1)")
+    parser.add_argument("--bytes-per-token", type=positive_int, metavar="N", help="as for `dflash2 replay`")
+    parser.add_argument("--ranks", type=positive_int, default=1, metavar="N", help="that share DRAM and NVMe (1)")
+    parser.add_argument("--jobs", type=positive_int, default=1, metavar="N", help="trials at the same time (1)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (0)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the configuration found")
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dflash2.build import create_runtime
-from dflash2.config import Config, LoraConfig, load_config
+from dflash2.config import Config
 from dflash2.engine.adapters import Adapters
 from dflash2.engine.engine import ReferenceEngine
 from dflash2.engine.lora_layers import LoraLayers
@@ -27,28 +27,23 @@ logger = logging.getLogger(__name__)
 
 def create_engine(
     model: str,
-    config_path: Path | None,
+    config: Config,
     dtype: str = "auto",
     max_context_tokens: int | None = None,
     device: str = "cpu",
-    lora: LoraConfig | None = None,
 ) -> ReferenceEngine:
     """Load a model and build an engine for it.
 
     Args:
         model: model folder, GGUF file or hub id.
-        config_path: ``dflash2_config.json``; None: the defaults with ``enable: true``.
+        config: see ``assemble_engine``.
         dtype: of weights and KV, such as ``float32``; ``auto`` is float32 on a CPU and bfloat16 elsewhere.
         max_context_tokens: cap on prompt plus output; None: the model's own.
         device: torch device.
-        lora: in place of what the file says about adapters.
 
     Raises:
         ConfigError, CapacityError, StorageError, ModelError: with what to do.
     """
-    config = Config(enable=True) if config_path is None else load_config(config_path)
-    if lora is not None:
-        config = config.model_copy(update={"lora": lora})
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     return assemble_engine(load_model(model, dtype=dtype, device=device), config, max_context_tokens)
