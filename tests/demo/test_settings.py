@@ -24,4 +24,7 @@ def test_the_working_set_is_four_times_hbm_and_more_than_dram_takes(size: DemoSi
     dram = configs["dflash2"].memory.dram_capacity_mb or 0
     assert dram * MIB < working_set - slots[2] * LAYOUT.block_bytes
     assert (hbm[2] + dram + configs["dflash2"].memory.nvme_capacity_mb) * MIB > working_set
+    running = {config.scheduling.max_running for config in configs.values()}
+    assert len(running) == 1
+    assert running.pop() * LAYOUT.num_blocks(size.context_tokens) >= 1.5 * slots[2]
     assert [configs[name].enable for name in configs] == [False, False, True]

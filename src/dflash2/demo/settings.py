@@ -11,6 +11,10 @@ from dflash2.types import MIB, KVLayout
 
 PRESSURE = 4
 """KV working set over HBM pool."""
+RUNNING = 2
+"""Conversations that run at the same time, over those that fit HBM."""
+ROOMY = 1.25
+"""HBM pool over KV working set where everything fits."""
 DRAM_SHARE = 2.0
 """DRAM over HBM pool: less than what spills, so that NVMe is used too."""
 NVME_SHARE = 3.5
@@ -41,7 +45,7 @@ def make_settings(size: DemoSize, layout: KVLayout, nvme_path: Path) -> dict[str
     hbm_mb = -(-hbm_blocks * layout.block_bytes // MIB)
     working_set_mb = -(-size.working_set_tokens * layout.bytes_per_token // MIB)
     small: dict[str, Any] = {"hbm_capacity_mb": hbm_mb, "dram_capacity_mb": 0}
-    large: dict[str, Any] = {"hbm_capacity_mb": 2 * working_set_mb, "dram_capacity_mb": 0}
+    large: dict[str, Any] = {"hbm_capacity_mb": int(ROOMY * working_set_mb), "dram_capacity_mb": 0}
     tiers: dict[str, Any] = {
         "hbm_capacity_mb": hbm_mb,
         "dram_capacity_mb": int(DRAM_SHARE * hbm_mb),
@@ -63,8 +67,9 @@ def _config(memory: dict[str, Any], size: DemoSize, *, enable: bool) -> Config:
         kv_block=KVBlockConfig(block_size=size.block_size),
         scheduling=SchedulingConfig(
             max_batch_tokens=1536,
+            max_running=RUNNING * (size.num_chats // PRESSURE),
             quantum_tokens=size.output_tokens // 2,
             admission_timeout_s=LONG_S,
-            smoothing=False,  # all conversations run at the same time: that is what is shown
+            smoothing=False,  # more run than fit HBM: that is what is shown
         ),
     )
