@@ -170,10 +170,10 @@ def test_has_room_for_counts_what_is_pinned_and_what_is_cached(own: Own) -> None
     one = own.open("one", 1, 16, 4)
     own.step((one, tokens(1, 16)))
     before = own.runtime.stats()["counters"]
-    assert own.runtime.has_room_for(tokens(2, 8)) and not own.runtime.has_room_for(tokens(2, 9))
+    assert own.runtime.prompts.has_room_for(tokens(2, 8)) and not own.runtime.prompts.has_room_for(tokens(2, 9))
     # Three of these blocks are pinned already.
-    assert own.runtime.has_room_for(np.concatenate([tokens(1, 12), tokens(2, 8)]))
-    assert not own.runtime.has_room_for(np.concatenate([tokens(1, 12), tokens(2, 8)]), tenant_salt="other")
+    assert own.runtime.prompts.has_room_for(np.concatenate([tokens(1, 12), tokens(2, 8)]))
+    assert not own.runtime.prompts.has_room_for(np.concatenate([tokens(1, 12), tokens(2, 8)]), tenant_salt="other")
     assert own.runtime.stats()["counters"] == before
 
 

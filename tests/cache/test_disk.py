@@ -109,26 +109,6 @@ def test_what_is_on_its_way_to_the_disk_at_a_flush_is_not_found_later(tmp_path: 
     later.shutdown()
 
 
-def test_a_flush_of_memory_leaves_what_is_on_the_disk(tmp_path: Path) -> None:
-    runtime = start(tmp_path)
-    runtime.close(serve(runtime, "r", PROMPT))
-    ids = runtime.cache.peek(SPACE.root(), PROMPT)
-    runtime.cache.mover.copy(ids[:4], Tier.HBM, Tier.NVME, Urgency.DEMOTION)
-    runtime.cache.mover.copy(ids[4:5], Tier.HBM, Tier.DRAM, Urgency.DEMOTION)
-    settle(runtime)
-    other = serve(runtime, "other", np.arange(500, 500 + 2 * BLOCK + 1, dtype=np.int32))
-    runtime.flush_memory()
-    runtime.check_integrity()
-    table = runtime.cache.table
-    assert cached(runtime) == 4
-    assert not table.has(ids[:4], Tier.HBM).any() and table.has(ids[:4], Tier.NVME).all()
-    assert table.num_used(Tier.DRAM) == 0 and table.num_used(Tier.HBM) == len(other.block_ids)
-    again = serve(runtime, "again", PROMPT)  # and what is found is right
-    assert again.num_cached_tokens == 4 * BLOCK
-    step(runtime, other, np.array([1], np.int32))
-    runtime.shutdown()
-
-
 def test_the_end_keeps_what_is_cached_in_memory_for_the_next_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -46,7 +46,7 @@ def test_an_announced_prompt_is_brought_nearer_and_told_where_it_was() -> None:
     assert hints(world)["prefetch_hints"] == 2
     world.clock.advance(61.0)
     world.engine.idle()
-    assert hints(world)["expected_prompts"] == 0 and len(world.runtime.arrivals) == 0
+    assert hints(world)["expected_prompts"] == 0 and len(world.runtime.prompts.arrivals) == 0
     world.check_all_given_back()
 
 
@@ -67,7 +67,7 @@ def test_so_many_announcements_are_looked_after() -> None:
     world.run(50)
     for number in range(MAX_EXPECTED + 3):
         world.engine.prefetch(ids([number] * 9), None, None, 100.0)
-    assert len(world.runtime.arrivals) == MAX_EXPECTED
+    assert len(world.runtime.prompts.arrivals) == MAX_EXPECTED
     world.engine.close()
 
 

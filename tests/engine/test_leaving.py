@@ -100,7 +100,7 @@ def check_back_at_start(made: EngineWorld) -> None:
     runtime.ledger.check_integrity()
     assert not made.scheduler.every()
     assert runtime.ledger.num_promised == runtime.ledger.num_requests == runtime.cache.residency.num_promised == 0
-    assert len(runtime.arrivals) == 0
+    assert len(runtime.prompts.arrivals) == 0
     assert not table.ref_count.any() and not table.pin_count.any() and not table.busy.any()
     runtime.flush()
     assert all(table.num_used(tier) == 0 for tier in Tier)

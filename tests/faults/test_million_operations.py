@@ -40,13 +40,13 @@ class Driver:
         self.done: Counter[str] = Counter()
         often = {"open": 8, "enter": 10, "advance": 8, "write": 14, "leave": 4, "end": 14, "settle": 3, "close": 2}
         seldom = {"rebalance": 4, "prefetch": 3, "join": 2, "wait": 3, "crash": 1, "fork": 1, "recover": 1, "expect": 1}
-        self.weights: dict[str, float] = {**often, **seldom, "flush_memory": 0.01, "flush": 0.002, "press": 0.05}
+        self.weights: dict[str, float] = {**often, **seldom, "flush": 0.002, "press": 0.05}
 
     def run(self, count: int) -> None:
         names, weights = list(self.weights), list(self.weights.values())
         for index in range(count):
             name = self.rng.choices(names, weights)[0]
-            if name in ("open", "end", "rebalance", "wait", "flush", "flush_memory", "press") or self.world.requests:
+            if name in ("open", "end", "rebalance", "wait", "flush", "press") or self.world.requests:
                 getattr(self, name)()
                 self.done[name] += 1
             self.disk.run()
@@ -113,9 +113,6 @@ class Driver:
 
     def flush(self) -> None:
         self.world.cache.forget_all()
-
-    def flush_memory(self) -> None:
-        self.world.cache.forget_memory()
 
     def press(self) -> None:
         self.world.transfer.is_pressed = self.rng.random() < 0.2

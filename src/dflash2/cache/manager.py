@@ -235,22 +235,6 @@ class CacheManager:
         self.index.clear()
         self._reap(published)
 
-    def forget_memory(self) -> None:
-        """Give up what is cached in HBM and DRAM only, and copies there of what is on NVMe too.
-
-        Blocks of open sequences stay with them. A block that is being copied counts as one in memory.
-        """
-        table = self.table
-        cached = np.flatnonzero((table.state == BlockState.PUBLISHED) & (table.ref_count == 0)).astype(np.int32)
-        stays = table.has(cached, Tier.NVME) & (table.busy[cached] == 0)
-        for block_id in cached[~stays].tolist():
-            if table.state[block_id] == BlockState.PUBLISHED:  # not gone with one before it
-                self._reap(np.array(self.index.unpublish(block_id), np.int32))
-        below = cached[stays]
-        below = below[table.state[below] == BlockState.PUBLISHED]
-        for tier in (Tier.HBM, Tier.DRAM):
-            table.drop(below[table.has(below, tier)], tier)
-
     # -- integrity -----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:

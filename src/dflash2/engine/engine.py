@@ -88,7 +88,7 @@ class ReferenceEngine:
         adapter = self._adapter_named(request.adapter)
         num_prompt = len(request.token_ids)
         total = min(num_prompt + sampling.max_tokens, self.max_context_tokens)
-        at_once, needed = self.runtime.needed_blocks(num_prompt, total - num_prompt, sampling.num_branches)
+        at_once, needed = self.runtime.promises.needed_blocks(num_prompt, total - num_prompt, sampling.num_branches)
         self.runtime.ledger.check_size(needed, at_once)
         deadline = self.runtime.clock() + self._scheduler.limits.admission_timeout_s
         state = RequestState(request, total, deadline)

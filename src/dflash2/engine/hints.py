@@ -61,13 +61,13 @@ class Hints:
             ttl_s: for how long it is expected.
         """
         runtime = self._runtime
-        found = runtime.cached_tokens(token_ids, adapter=adapter, tenant_salt=tenant_salt)
+        found = runtime.prompts.cached_tokens(token_ids, adapter=adapter, tenant_salt=tenant_salt)
         self.counters.prefetch_hints += 1
         name = f"prefetch-{self.counters.prefetch_hints}"
-        runtime.arrive(name, token_ids, adapter, tenant_salt)
+        runtime.prompts.arrive(name, token_ids, adapter, tenant_salt)
         self._expected[name] = runtime.clock() + ttl_s
         while len(self._expected) > MAX_EXPECTED:
-            runtime.forget_arrival(self._expected.popitem(last=False)[0])
+            runtime.prompts.forget_arrival(self._expected.popitem(last=False)[0])
         return PrefetchReport(len(token_ids), found[Tier.HBM], found[Tier.DRAM], found[Tier.NVME])
 
     def keep(self, request_id: str, hints: RequestHints, sequence: Sequence, num_prompt_tokens: int) -> None:
@@ -90,7 +90,7 @@ class Hints:
         """Give up what is over. Called between steps."""
         for name in [name for name, until in self._expected.items() if now >= until]:
             del self._expected[name]
-            self._runtime.forget_arrival(name)
+            self._runtime.prompts.forget_arrival(name)
         for name in [name for name, kept in self._kept.items() if now >= kept.until_s]:
             self._release(name)
 

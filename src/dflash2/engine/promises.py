@@ -68,7 +68,7 @@ class Promises:
             return True
         wanted = max(num_tokens, self.total_tokens(state))
         for total in (wanted, num_tokens):  # what it will need, or at least what it needs now
-            more = self._runtime.try_extend_promise(state.blocks, total)
+            more = self._runtime.promises.try_extend(state.blocks, total)
             if more is not None:
                 state.promised_tokens = total
                 if more:  # not only further tokens of a block that was reserved whole
@@ -88,7 +88,7 @@ class Promises:
         for state in states:
             total = max(self.total_tokens(state), state.num_tokens + 1)
             if total < state.promised_tokens:
-                blocks += self._runtime.give_back_promise(state.blocks, total)
+                blocks += self._runtime.promises.give_back(state.blocks, total)
                 state.promised_tokens = total
         self.counters.given_back_blocks += blocks
         return blocks

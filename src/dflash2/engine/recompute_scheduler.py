@@ -24,7 +24,7 @@ class RecomputeScheduler(Scheduler):
             state = self.waiting[0]
             request = state.request
             adapter, salt = state.adapter_key, request.tenant_salt
-            if not self.runtime.has_room_for(state.tokens, adapter=adapter, tenant_salt=salt):
+            if not self.runtime.prompts.has_room_for(state.tokens, adapter=adapter, tenant_salt=salt):
                 if state.admitted and self._drop_idle_beam(state.order):
                     continue
                 return

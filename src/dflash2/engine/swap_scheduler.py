@@ -79,13 +79,13 @@ class SwapScheduler(Scheduler):
     def remove(self, state: RequestState) -> None:
         if state.admitted and state.index == 0:
             self.promises.note_end(state)
-        self.runtime.forget_arrival(state.sequence_id)
+        self.runtime.prompts.forget_arrival(state.sequence_id)
         super().remove(state)
 
     def _queue(self, state: RequestState) -> None:
         began = time.perf_counter()
         if self.limits.arrival_prefetch:
-            self.runtime.arrive(state.sequence_id, state.tokens, state.adapter_key, state.request.tenant_salt)
+            self.runtime.prompts.arrive(state.sequence_id, state.tokens, state.adapter_key, state.request.tenant_salt)
         looked_up = time.perf_counter()
         state.size_tokens = self.promises.total_tokens(state)
         self.lookup_stage.passed(0.0, looked_up - began)
@@ -121,7 +121,7 @@ class SwapScheduler(Scheduler):
             return WaitReason.GROWTH
         request = state.request
         names = (state.adapter_key, request.tenant_salt)
-        needed = self._first_turn_blocks(state) - self.runtime.num_held_blocks(state.tokens, *names)
+        needed = self._first_turn_blocks(state) - self.runtime.prompts.num_held_blocks(state.tokens, *names)
         if not self.admission.lets_in(needed, small=state.is_small, overdue=self._is_overdue(state, now)):
             return WaitReason.SMOOTHED
         total = self.promises.total_tokens(state)
@@ -143,7 +143,7 @@ class SwapScheduler(Scheduler):
                 break
         if sequence is None:
             return WaitReason.ROOM
-        self.runtime.forget_arrival(state.sequence_id)
+        self.runtime.prompts.forget_arrival(state.sequence_id)
         sequence.read_from(state.buffer)
         state.sequence = sequence
         state.promised_tokens = total

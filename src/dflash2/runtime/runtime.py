@@ -1,66 +1,37 @@
-"""The runtime: what an engine talks to. One thread drives it; nothing here waits unless the name says so."""
+"""The face that an engine talks to. Nothing here waits unless its documentation says so."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dflash2.cache.arrivals import Arrivals
 from dflash2.cache.disk import DiskUpkeep
 from dflash2.cache.inspection import BlockInspector
-from dflash2.cache.manager import CacheManager
-from dflash2.cache.rebalance import Rebalancer
-from dflash2.cache.reservation import ReservationLedger
 from dflash2.cache.sequence import Residency, Sequence
-from dflash2.config import Config
 from dflash2.config.changing import limits, running_values, with_changes
 from dflash2.errors import CapacityError, ConfigError, DeadlineExceeded, StorageError
 from dflash2.monitoring.advice import Advisor
-from dflash2.monitoring.data_path import host_stats, nvme_stats, transfer_stats
 from dflash2.monitoring.disk import DiskWatch
-from dflash2.monitoring.history import History
 from dflash2.monitoring.observer import Observer
 from dflash2.monitoring.swap_log import SwapLog
 from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.policy.saved import save_policy
-from dflash2.pools.base import BlockPool
 from dflash2.pools.nvme import NvmePool
-from dflash2.pools.tensor import allocator_bytes
+from dflash2.runtime.parts import RuntimeParts
+from dflash2.runtime.promises import SequencePromises
+from dflash2.runtime.prompts import Prompts, distinct_blocks
+from dflash2.runtime.report import Report
 from dflash2.table.keys import KeyNamespace
-from dflash2.transfer.base import TransferEngine
-from dflash2.types import TIERS_BELOW_HBM, IntArray, KVLayout, Tier
+from dflash2.types import TIERS_BELOW_HBM, IntArray, Tier
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 """Longest single wait inside a bounded one; a completion ends it at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeParts:
-    """What ``build`` puts together for a runtime."""
-
-    config: Config
-    layout: KVLayout
-    hbm_tensor: Any
-    pools: dict[Tier, BlockPool]
-    transfer: TransferEngine
-    cache: CacheManager
-    ledger: ReservationLedger
-    rebalancer: Rebalancer
-    fallback_reason: str | None
-    """Why DFlash2 is off and this is a plain cache in HBM; None when it is on."""
-    history: History | None = None
-    device: str = "cpu"
-    policy_file: Path | None = None
-    """Where what the policy has learned is kept between two runs."""
 
 
 class Runtime:
@@ -93,7 +64,6 @@ class Runtime:
         self._policy_file = parts.policy_file
         self._transfer = parts.transfer
         self._rebalancer = parts.rebalancer
-        self._namespace = namespace
         swap_log = SwapLog(parts.cache.table, parts.cache.counters, time.monotonic())
         nvme = parts.pools.get(Tier.NVME)
         disk = DiskWatch(nvme.folder) if isinstance(nvme, NvmePool) else None
@@ -101,11 +71,10 @@ class Runtime:
         self.observer = Observer(swap_log, parts.history, Advisor(), disk)
         self.stats_of: dict[str, Callable[[], Any]] = {}
         """Further statistics by their name in ``stats()``, such as those of an engine's scheduler."""
-        self._device = parts.device
+        self.promises = SequencePromises(parts.cache, parts.ledger, parts.layout)
+        self.prompts = Prompts(parts.cache, namespace, clock)
+        self._report = Report(parts)
         self._closed = False
-        self.arrivals = Arrivals(parts.cache.table, parts.cache.index)
-        self._holders: Counter[str] = Counter()
-        """How many open sequences live on each promise."""
 
     @property
     def can_swap(self) -> bool:
@@ -150,23 +119,14 @@ class Runtime:
         Raises:
             RequestTooLarge: they never will be.
         """
-        at_once, needed = self.needed_blocks(len(token_ids), max_new_tokens, num_branches)
+        at_once, needed = self.promises.needed_blocks(len(token_ids), max_new_tokens, num_branches)
         if not self.ledger.try_reserve(request_id, needed, at_once):
             self.cache.counters.reservations_refused += 1
             return None
         self.cache.counters.reservations += 1
         sequence = self.open_unreserved(request_id, token_ids, adapter=adapter, tenant_salt=tenant_salt, traits=traits)
-        self._note_promise(sequence, request_id)
+        self.promises.hold(sequence, request_id)
         return sequence
-
-    def needed_blocks(self, num_prompt_tokens: int, max_new_tokens: int, num_branches: int = 1) -> tuple[int, int]:
-        """Blocks that one branch needs in HBM at one time, and that all have together at their ends.
-
-        Branches share the prompt's full blocks. One that writes to a shared block needs its copy beside it.
-        """
-        one = self.cache.residency.blocks_for(num_prompt_tokens + max_new_tokens)
-        shared = num_prompt_tokens // self.layout.block_size
-        return one + int(num_branches > 1), shared + num_branches * (one - shared)
 
     def fork(self, sequence: Sequence, request_id: str) -> Sequence:
         """A second sequence with the same past and under the same promise, paused.
@@ -179,64 +139,8 @@ class Runtime:
         """
         twin = self.cache.fork(sequence, request_id)
         if sequence.promise is not None:
-            self._note_promise(twin, sequence.promise)
+            self.promises.hold(twin, sequence.promise)
         return twin
-
-    def try_extend_promise(self, sequence: Sequence, num_tokens: int) -> int | None:
-        """Raise the reservation of a sequence without branches so that it may become ``num_tokens`` long.
-
-        Returns:
-            Blocks added; None, and no change, if they are not to be had now.
-        """
-        promise = sequence.promise
-        if promise is None:
-            return 0
-        before = self.ledger.promised_to(promise)
-        if not self.ledger.try_extend(promise, self.layout.num_blocks(num_tokens)):
-            self.cache.counters.reservations_refused += 1
-            return None
-        return self.ledger.promised_to(promise) - before
-
-    def give_back_promise(self, sequence: Sequence, num_tokens: int) -> int:
-        """Lower the reservation of a sequence without branches to ``num_tokens``, but not below what it has.
-
-        Returns:
-            Blocks given back.
-        """
-        if sequence.promise is None:
-            return 0
-        needed = max(self.layout.num_blocks(num_tokens), len(sequence.block_ids) + sequence.growth_blocks)
-        return self.ledger.give_back(sequence.promise, needed)
-
-    def num_held_blocks(self, token_ids: IntArray, adapter: str | None = None, tenant_salt: str | None = None) -> int:
-        """Cached blocks of a prompt that open sequences have, so that it would need no further room for them."""
-        cached = self.cache.peek(self._namespace.root(adapter, tenant_salt), token_ids)
-        return int(np.count_nonzero(self.cache.table.ref_count[cached]))
-
-    def arrive(
-        self, request_id: str, token_ids: IntArray, adapter: str | None = None, tenant_salt: str | None = None
-    ) -> int:
-        """A request has begun to wait for its reservation: what is cached of its prompt is brought nearer meanwhile.
-
-        Returns:
-            Prompt tokens that are cached.
-        """
-        root = self._namespace.root(adapter, tenant_salt)
-        keys = self.cache.reusable_keys(root, token_ids)
-        return self.arrivals.note(request_id, keys, self.clock()) * self.layout.block_size
-
-    def cached_tokens(
-        self, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None
-    ) -> dict[Tier, int]:
-        """How many of a prompt's tokens are cached, each counted on the fastest tier that has it. Without effect."""
-        table = self.cache.table
-        rest = self.cache.peek(self._namespace.root(adapter, tenant_salt), token_ids)
-        found = {}
-        for tier in Tier:
-            there = table.has(rest, tier)
-            found[tier] = int(np.count_nonzero(there)) * self.layout.block_size
-            rest = rest[~there]
-        return found
 
     def try_keep(self, sequence: Sequence, name: str, num_blocks: int) -> Sequence | None:
         """Hold the first full blocks of a sequence beyond its end: they may be moved, not forgotten.
@@ -253,21 +157,8 @@ class Runtime:
             return None
         kept = self.cache.fork(sequence, name)
         self.cache.truncate(kept, num_blocks)
-        self._note_promise(kept, name)
+        self.promises.hold(kept, name)
         return kept
-
-    def forget_arrival(self, request_id: str) -> None:
-        """It waits no longer. Idempotent."""
-        self.arrivals.forget(request_id)
-
-    def has_room_for(self, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None) -> bool:
-        """Whether a prompt, opened without a promise, could enter HBM now. Without effect on statistics.
-
-        Arguments as for ``open``.
-        """
-        cached = self.cache.peek(self._namespace.root(adapter, tenant_salt), token_ids)
-        residency = self.cache.residency
-        return residency.fits(cached, residency.blocks_for(len(token_ids)) - len(cached))
 
     def open_unreserved(
         self,
@@ -279,7 +170,7 @@ class Runtime:
         traits: RequestTraits | None = None,
     ) -> Sequence:
         """As ``open``, without a promise: for engines that recompute when memory is short."""
-        root = self._namespace.root(adapter, tenant_salt)
+        root = self.prompts.root(adapter, tenant_salt)
         return self.cache.open(request_id, root, token_ids, self.clock(), traits)
 
     def close(self, sequence: Sequence, outcome: Outcome | None = None) -> None:
@@ -291,8 +182,7 @@ class Runtime:
         """
         if not sequence.closed:
             self.cache.close(sequence, self.clock(), outcome)
-            if sequence.promise is not None:
-                self._release_promise(sequence.promise)
+            self.promises.release(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Give up the blocks and the promise of an open sequence whose request goes on.
@@ -300,8 +190,7 @@ class Runtime:
         It comes back by ``open`` or ``open_unreserved`` under the same id, or ends by ``end_dropped``.
         """
         self.cache.drop(sequence, self.clock())
-        if sequence.promise is not None:
-            self._release_promise(sequence.promise)
+        self.promises.release(sequence)
 
     def end_dropped(self, request_id: str, outcome: Outcome | None = None) -> None:
         """A request that was dropped will not come back; without effect on others. Arguments as for ``close``."""
@@ -359,7 +248,7 @@ class Runtime:
         cut = sequence.block_ids[keep:].copy()
         cache.residency.leave(sequence, self.clock())
         cache.truncate(sequence, keep)
-        self._cover_copies(sequence, cut)
+        self.promises.cover_copies(sequence, cut)
         return sequence.num_tokens
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -411,8 +300,8 @@ class Runtime:
         self.poll()
         self.observer.step(self)
         if self.can_swap:
-            self._rebalancer.run(_blocks(leaving_next), now)
-            self.cache.prefetcher.run(self._next_uses(upcoming), self._rebalancer.spare_hbm_slots())
+            self._rebalancer.run(distinct_blocks(leaving_next), now)
+            self.cache.prefetcher.run(self.prompts.next_uses(upcoming), self._rebalancer.spare_hbm_slots())
 
     def poll(self) -> None:
         """Commit copies that have ended."""
@@ -472,58 +361,17 @@ class Runtime:
 
         End or recompute the open sequences: what they hold is of the old weights.
         """
-        self._namespace = replace(self._namespace, weights_version=weights_version)
+        self.prompts.replace_weights(weights_version)
         self.flush()
-
-    def flush_memory(self) -> None:
-        """Forget what is cached in HBM and DRAM; what has a copy on NVMe is found there. Open sequences keep theirs."""
-        self.cache.forget_memory()
 
     def startup_line(self) -> str:
         """The line of SPEC 5.2 or, when DFlash2 is off, of SPEC 5.3."""
-        if self.fallback_reason is not None:
-            return f"DFlash2: fallback, {self.fallback_reason}"
-        size = {tier: self.cache.table.capacity(tier) * self.layout.block_bytes for tier in Tier}
-        committed = size[Tier.HBM] + size[Tier.DRAM]
-        total = committed + size[Tier.NVME]
-        return f"DFlash2: enabled, total virtual cache size {total / 1e9:.1f}GB, committed {committed / 1e9:.1f}GB"
+        return self._report.startup_line()
 
     def stats(self) -> dict[str, Any]:
         """Nested counters and gauges, JSON-able. Sizes in blocks unless the name says otherwise."""
-        table, counters = self.cache.table, self.cache.counters
-        tiers = {
-            tier.label: {
-                "capacity_blocks": table.capacity(tier),
-                "used_blocks": table.num_used(tier),
-                "retired_blocks": table.tiers[tier].num_retired,
-                "pool_bytes": table.capacity(tier) * self.layout.block_bytes,
-            }
-            for tier in Tier
-        }
-        regret = self.cache.regret
-        return {
-            "enabled": self.fallback_reason is None,
-            "block_bytes": self.layout.block_bytes,
-            "tiers": tiers,
-            "counters": dict(counters.flat()),
-            "hbm_hit_rate": counters.hbm_hit_rate,
-            "prefix_hit_rate": counters.prefix_hit_rate,
-            "pinned_blocks": table.num_pinned,
-            "reserved_blocks": self.ledger.num_promised,
-            "copies_in_flight": self.cache.mover.num_in_flight,
-            "prefetch_window": self.cache.prefetcher.window.size,
-            "cold_threshold": self.cache.policy.cold_threshold,
-            "effective_threshold": self.cache.policy.effective_threshold,
-            "policy": running_values(self.config),
-            "regret": {"demoted_blocks": regret.num_demoted, "regretted_blocks": regret.num_regretted},
-            "transfer": transfer_stats(self._transfer),
-            "nvme": nvme_stats(self.pools.get(Tier.NVME)),
-            "host": host_stats(),
-            "has_device": self._device != "cpu",
-            "allocator": allocator_bytes(self._device),
-            "warnings": self.observer.advisor.given,
-            **{name: source() for name, source in self.stats_of.items()},
-        }
+        more = {name: source() for name, source in self.stats_of.items()}
+        return {**self._report.stats(self.config), "warnings": self.observer.advisor.given, **more}
 
     def blocks(self, count: int) -> dict[str, Any]:
         """The ``count`` hottest and coldest blocks, with why, and the histogram of heat; see ``BlockInspector``."""
@@ -557,35 +405,6 @@ class Runtime:
         for pool in self.pools.values():
             pool.close()
 
-    def _next_uses(self, upcoming: list[Sequence]) -> IntArray:
-        """Blocks in the order in which they will be needed: of paused sequences, then of requests that wait."""
-        paused = _blocks(upcoming)
-        if not len(self.arrivals):
-            return paused
-        waiting = self.arrivals.upcoming()
-        return np.concatenate([paused, waiting[~np.isin(waiting, paused)]])
-
-    def _cover_copies(self, sequence: Sequence, cut: IntArray) -> None:
-        """A fork that computes blocks again which its sisters keep needs room for them beside theirs.
-
-        If it is not to be had, the fork waits for room like everybody.
-        """
-        kept = int(np.count_nonzero(self.cache.table.ref_count[cut]))
-        if kept and sequence.promise is not None:
-            whole = min(self.ledger.promised_to(sequence.promise) + kept, self.ledger.num_blocks)
-            self.ledger.try_extend(sequence.promise, whole, at_once=0)
-
-    def _note_promise(self, sequence: Sequence, promise: str) -> None:
-        sequence.promise = promise
-        self._holders[promise] += 1
-
-    def _release_promise(self, promise: str) -> None:
-        """One holder is done; the last gives it back."""
-        self._holders[promise] -= 1
-        if not self._holders[promise]:
-            del self._holders[promise]
-            self.ledger.release(promise)
-
     def _try_prepare(self, sequence: Sequence, num_new: int) -> bool:
         now = self.clock()
         if sequence.residency is Residency.ENTERING and not self.cache.residency.advance_entering(sequence, now):
@@ -593,11 +412,3 @@ class Runtime:
                 raise StorageError(f"blocks of sequence {sequence.request_id} cannot be read any more; recover it")
             return False
         return self.cache.residency.try_grow(sequence, num_new, now)
-
-
-def _blocks(sequences: list[Sequence]) -> IntArray:
-    if not sequences:
-        return np.empty(0, np.int32)
-    every = np.concatenate([sequence.block_ids for sequence in sequences])
-    _, first = np.unique(every, return_index=True)
-    return every[np.sort(first)]
