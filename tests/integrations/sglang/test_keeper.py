@@ -179,6 +179,18 @@ def test_what_dram_cannot_hold_goes_to_nvme_and_comes_back_through_dram(engine: 
     assert hits == [0, found.num_ready, 4 - found.num_ready]  # by where they were when the request arrived
 
 
+def test_what_is_not_worth_a_copy_gets_none_unless_a_retraction_asks(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.cache.policy, "worth_storing", lambda table, ids, tier, now: np.zeros(len(ids), bool))
+    ids = engine.compute([1, 2, 3], [0, 1, 2])
+    engine.settle()
+    assert engine.cache.counters.swap_out_blocks == 0
+    engine.keeper.copy_down_now(ids, None, 10.0)
+    engine.settle()
+    assert (engine.cache.counters.swap_out_blocks, engine.cache.counters.demoted_to_nvme_blocks) == (3, 0)
+
+
 def test_a_block_announced_again_elsewhere_has_one_row_and_one_page(engine: Engine) -> None:
     first = engine.compute([10], [3])
     assert engine.compute([10], [4]).tolist() == first.tolist()

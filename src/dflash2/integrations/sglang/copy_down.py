@@ -45,16 +45,14 @@ class CopyDown:
         """
         if num_free_pages < self._margin and self._may_be_alone and self._seen_above != self._marks():
             self._seen_above = self._marks()
-            self.begin(self._next_alone(self._margin), ready)
+            rest = self._next_alone(self._margin)
+            for tier in TIERS_BELOW_HBM:
+                rest = self._copy(self._worth_storing(rest, tier), tier, ready)
 
     def begin(self, ids: IntArray, ready: Ready | None) -> None:
-        """Begin to copy blocks that are in HBM only to DRAM, or to NVMe where there is no room in DRAM."""
-        now, mover = self._clock(), self._cache.mover
+        """Begin to copy blocks that are in HBM only, all of them: to DRAM, or to NVMe where DRAM has no room."""
         for tier in TIERS_BELOW_HBM:
-            if len(ids) and mover.accepts(tier, now):
-                self._cache.room.make(tier, len(ids), now)
-                begun = mover.copy(ids, Tier.HBM, tier, Urgency.DEMOTION, ready=ready)
-                ids = ids[len(begun) :]
+            ids = self._copy(ids, tier, ready)
 
     def to_nvme_early(self) -> None:
         """Once a step: a batch of blocks that are on no disk yet goes to free slots there, while nothing else moves."""
@@ -63,12 +61,29 @@ class CopyDown:
         if not spare or mover.num_in_flight or not mover.accepts(Tier.NVME, now) or self._seen_below == self._marks():
             return
         idle = self._cache.room.idle(Tier.DRAM)
-        only_here = idle[(table.present[idle] & TIER_BIT[Tier.NVME]) == 0]
+        only_here = self._worth_storing(idle[(table.present[idle] & TIER_BIT[Tier.NVME]) == 0], Tier.NVME)
         if not len(only_here):
             self._seen_below = self._marks()
             return
         chosen = np.sort(self._cache.policy.order(table, only_here, spare, now))
         mover.copy(chosen, Tier.DRAM, Tier.NVME, Urgency.SPECULATIVE)
+
+    def _copy(self, ids: IntArray, tier: Tier, ready: Ready | None) -> IntArray:
+        """Begin to copy blocks from HBM to one tier.
+
+        Returns:
+            Those for which there is no room.
+        """
+        now, mover = self._clock(), self._cache.mover
+        if not len(ids) or not mover.accepts(tier, now):
+            return ids
+        self._cache.room.make(tier, len(ids), now)
+        return ids[len(mover.copy(ids, Tier.HBM, tier, Urgency.DEMOTION, ready=ready)) :]
+
+    def _worth_storing(self, ids: IntArray, tier: Tier) -> IntArray:
+        """Those that the policy expects to be read again on ``tier``."""
+        table = self._table
+        return ids[self._cache.policy.worth_storing(table, ids, tier, self._clock())] if len(ids) else ids
 
     def _marks(self) -> tuple[float, int, int]:
         """Different once something was computed or a copy has ended; until then a search finds what it found."""

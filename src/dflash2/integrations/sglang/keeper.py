@@ -185,6 +185,11 @@ class Keeper:
             self._expected.pop(request_id, None)
         return Restorable(ids, _leading(self._table.has(ids, Tier.DRAM)))
 
+    def num_expected(self, request_id: str) -> int:
+        """Blocks that ``restorable`` found for a waiting request, in DRAM or on NVMe."""
+        expected = self._expected.get(request_id)
+        return 0 if expected is None else len(expected.ids)
+
     def forget_request(self, request_id: str) -> None:
         """The request has got its blocks, or will never want them."""
         expected = self._expected.pop(request_id, None)

@@ -23,6 +23,7 @@ from dflash2.integrations.sglang.layers import CounterWatcher
 from dflash2.integrations.sglang.metrics import SchedulerMetrics
 from dflash2.integrations.sglang.page import show_page
 from dflash2.integrations.sglang.promises import Promises
+from dflash2.integrations.sglang.queue_order import QueueOrder
 from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.types import IntArray, Tier, Urgency
 
@@ -68,6 +69,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         )
         runtime = self.keeper.runtime
         self.promises = Promises(runtime)
+        self.order = QueueOrder()
         self._heat_decides = runtime.config.policy.eviction == "heat"
         self.device_heat = DeviceHeat(runtime.cache.table.capacity(Tier.HBM), runtime.clock)
         self.has_nvme = runtime.cache.table.capacity(Tier.NVME) > 0
@@ -154,9 +156,14 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self.keeper.let_go(ids)
         return True
 
+    def num_expected_tokens(self, rid: str) -> int:
+        """Tokens of a waiting request that are below the device, as of its last ``lookup``; on this rank."""
+        return self.keeper.num_expected(rid) * int(self.page_size)
+
     def forget_request(self, rid: str) -> None:
         """The request runs now, or is gone."""
         self.keeper.forget_request(rid)
+        self.order.leave(rid)
         self._loading.pop(rid, None)
         self._waiting.pop(rid, None)
         self._gave_up.discard(rid)

@@ -35,7 +35,7 @@ class SchedulerMetrics:
 
     def write(self, stats: Mapping[str, Any]) -> None:
         """Write the values of this moment."""
-        from dflash2.monitoring.lookup import number_at
+        from dflash2.monitoring.numbers_in import number_at
 
         self._next = time.monotonic() + INTERVAL_S
         for index, (path, metric, is_counter) in enumerate(self._writers):

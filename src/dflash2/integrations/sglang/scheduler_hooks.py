@@ -124,19 +124,38 @@ def around_evict_leaf(original: Original, cache: Any, node_id: Any, tracker: Any
 
 
 def around_queue_request(original: Original, scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> None:
-    """At arrival: the policy is told, and what the request will need from NVMe starts for DRAM now."""
+    """At arrival: the policy is told, what the request will need from NVMe starts for DRAM, and it takes its place."""
     linker = linker_of(scheduler.tree_cache)
-    if linker is not None and req.to_finish is None:
-        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-        from sglang.srt.mem_cache.common import _req_radix_key
+    if linker is None or req.to_finish is not None:
+        original(scheduler, req, *args, **kwargs)
+        return
+    from sglang.srt.mem_cache.common import _req_radix_key
 
-        if not req.retracted_stain:
-            key = _req_radix_key(scheduler.tree_cache, req, req.origin_input_ids)
-            linker.arrived(req.rid, req.session_id, key)
-        if linker.has_nvme and req.session is None:
-            key = _req_radix_key(scheduler.tree_cache, req, req.origin_input_ids + req.output_ids)
-            scheduler.tree_cache.match_prefix(MatchPrefixParams(key=key, req=req))
+    if not req.retracted_stain:
+        key = _req_radix_key(scheduler.tree_cache, req, req.origin_input_ids)
+        linker.arrived(req.rid, req.session_id, key)
+    num_missing = None if req.session is not None else _missing_tokens(scheduler.tree_cache, req, linker)
     original(scheduler, req, *args, **kwargs)
+    queue = scheduler.waiting_queue
+    if num_missing is not None and _first_come_first_served(scheduler) and queue and queue[-1] is req:
+        queue.pop()
+        queue.insert(linker.order.join([other.rid for other in queue], req.rid, num_missing), req)
+
+
+def _missing_tokens(tree_cache: Any, req: Any, linker: Any) -> int:
+    """What has to be computed of a request, the same on all ranks. On the way its blocks start for DRAM."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.common import _req_radix_key
+
+    key = _req_radix_key(tree_cache, req, req.origin_input_ids + req.output_ids)
+    found = tree_cache.match_prefix(MatchPrefixParams(key=key, req=req))
+    below = least(tree_cache, linker.num_expected_tokens(req.rid))
+    return int(len(key) - found.device_prefix_len - below)
+
+
+def _first_come_first_served(scheduler: Any) -> bool:
+    """The user has not asked SGLang for an order of its own."""
+    return not scheduler.enable_priority_scheduling and scheduler.policy.policy.value == "fcfs"
 
 
 def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
@@ -219,11 +238,20 @@ def outcome_of(req: Any) -> Outcome | None:
 
 def agreed(tree_cache: Any, here: bool) -> bool:
     """True on all ranks if it is true on one. Every rank must ask."""
+    return _reduced(tree_cache, int(here), torch.distributed.ReduceOp.MAX) > 0
+
+
+def least(tree_cache: Any, here: int) -> int:
+    """The smallest of what the ranks give. Every rank must ask."""
+    return _reduced(tree_cache, here, torch.distributed.ReduceOp.MIN)
+
+
+def _reduced(tree_cache: Any, here: int, operation: Any) -> int:
     if tree_cache.tp_world_size == 1:
         return here
-    flag = torch.tensor([int(here)], dtype=torch.int)
-    tree_cache._all_reduce_attn_groups(flag, torch.distributed.ReduceOp.MAX)
-    return bool(flag.item())
+    value = torch.tensor([here], dtype=torch.int)
+    tree_cache._all_reduce_attn_groups(value, operation)
+    return int(value.item())
 
 
 def _device_hashes(tree_cache: Any, req: Any) -> list[str]:
