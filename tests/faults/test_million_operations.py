@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.fakes.cache_world import ROOTS, CacheWorld, Request
 
-from dflash2.cache.disk import DiskUpkeep
+from dflash2.cache.disk_upkeep import DiskUpkeep
 from dflash2.types import Tier
 
 OPERATIONS = 100_000

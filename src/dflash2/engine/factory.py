@@ -8,19 +8,25 @@ from pathlib import Path
 import torch
 
 from dflash2.build import create_runtime
+from dflash2.cache.admission import Admission
+from dflash2.cache.smoothing import ButterworthLowPass
 from dflash2.config import Config
 from dflash2.engine.adapters import Adapters
 from dflash2.engine.engine import ReferenceEngine
 from dflash2.engine.lora_layers import LoraLayers
 from dflash2.engine.model_loader import LoadedModel, load_model
 from dflash2.engine.model_runner import ModelRunner
-from dflash2.engine.scheduling import create_scheduler
+from dflash2.engine.promises import Promises
+from dflash2.engine.recompute_scheduler import RecomputeScheduler
+from dflash2.engine.scheduler import Scheduler, SchedulerLimits
+from dflash2.engine.swap_scheduler import SwapScheduler
 from dflash2.errors import ConfigError
 from dflash2.pipeline.adapter_cache import AdapterCache
 from dflash2.pipeline.adapter_loader import ThreadLoader
 from dflash2.pipeline.adapter_registry import AdapterRegistry
+from dflash2.runtime import Runtime
 from dflash2.table.keys import KeyNamespace
-from dflash2.types import MIB
+from dflash2.types import MIB, Tier
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +76,31 @@ def assemble_engine(loaded: LoadedModel, config: Config, max_context_tokens: int
     return ReferenceEngine(
         runtime,
         ModelRunner(loaded.model, runtime.hbm_tensor, layout, lora),
-        create_scheduler(runtime, config),
+        _scheduler(runtime, config),
         max_context_tokens=context,
         eos_token_ids=frozenset(loaded.eos_token_ids),
         vocab_size=loaded.vocab_size,
         adapters=None if lora is None else _adapters(lora, config),
     )
+
+
+def _scheduler(runtime: Runtime, config: Config) -> Scheduler:
+    """The scheduler that swaps; unless ``enable`` is true, the one that recomputes, first come, first served."""
+    settings = config.scheduling
+    limits = SchedulerLimits(
+        settings.max_batch_tokens,
+        settings.max_running,
+        settings.quantum_tokens,
+        settings.admission_timeout_s,
+        max_waiting=settings.max_waiting,
+        short_first=config.enable and settings.order == "short_first",
+        arrival_prefetch=config.enable and config.pipeline.enabled,
+    )
+    if not config.enable:
+        return RecomputeScheduler(runtime, limits)
+    smoother = ButterworthLowPass(settings.smoothing_order, settings.smoothing_cutoff) if settings.smoothing else None
+    admission = Admission(runtime.cache.table.capacity(Tier.HBM), smoother)
+    return SwapScheduler(runtime, limits, admission, Promises(runtime, settings.reserve))
 
 
 def _lora_layers(loaded: LoadedModel, config: Config) -> LoraLayers | None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dflash2.monitoring.lookup import TIERS, number_at
+from dflash2.monitoring.numbers_in import TIERS, number_at
 from dflash2.types import FloatArray
 
 

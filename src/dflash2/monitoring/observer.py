@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from dflash2.config import Config
 from dflash2.monitoring.advice import Advisor
-from dflash2.monitoring.disk import DiskWatch
+from dflash2.monitoring.disk_watch import DiskWatch
 from dflash2.monitoring.history import History
 from dflash2.monitoring.mailbox import Mailbox
 from dflash2.monitoring.swap_log import SwapLog

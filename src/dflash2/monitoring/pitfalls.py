@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from dflash2.config import Config
 from dflash2.config.schema import KVBlockConfig, MemoryConfig
-from dflash2.monitoring.lookup import number_at
+from dflash2.monitoring.numbers_in import number_at
 from dflash2.types import MIB
 
 MIN_USES = 256

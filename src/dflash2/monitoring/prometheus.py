@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from dflash2.monitoring.data_path import FAILURES
 from dflash2.monitoring.latency import BOUNDS_S
-from dflash2.monitoring.lookup import TIERS, number_at
+from dflash2.monitoring.numbers_in import TIERS, number_at
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "dflash2_"

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dflash2.monitoring.data_path import ROUTES
-from dflash2.monitoring.lookup import TIERS, number_at
+from dflash2.monitoring.numbers_in import TIERS, number_at
 
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _BAR_WIDTH = 24

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from dflash2.errors import DeadlineExceeded
-from dflash2.monitoring.disk import DiskWatch
+from dflash2.monitoring.disk_watch import DiskWatch
 from dflash2.monitoring.history import History
 from dflash2.monitoring.observer import Observed, Observer
 from dflash2.monitoring.policy_dial import PolicyDial

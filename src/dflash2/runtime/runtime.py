@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dflash2.cache.disk import DiskUpkeep
+from dflash2.cache.disk_upkeep import DiskUpkeep
 from dflash2.cache.inspection import BlockInspector
 from dflash2.cache.sequence import Residency, Sequence
 from dflash2.config.changing import limits, running_values, with_changes
 from dflash2.errors import CapacityError, ConfigError, DeadlineExceeded, StorageError
 from dflash2.monitoring.advice import Advisor
-from dflash2.monitoring.disk import DiskWatch
+from dflash2.monitoring.disk_watch import DiskWatch
 from dflash2.monitoring.observer import Observer
 from dflash2.monitoring.swap_log import SwapLog
 from dflash2.policy.base import Outcome, RequestTraits

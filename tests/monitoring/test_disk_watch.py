@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash2.monitoring import disk
-from dflash2.monitoring.disk import DiskWatch, parse_smart, read_smart
+from dflash2.monitoring import disk_watch
+from dflash2.monitoring.disk_watch import DiskWatch, parse_smart, read_smart
 
 
 def fake_disk(root: Path, target: str, device: int) -> None:
@@ -51,13 +51,13 @@ def test_another_disk_has_nothing_to_say(tmp_path: Path) -> None:
 
 def test_smart_is_not_asked_for_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(disk, "read_smart", lambda device, root: asked.append(device) or {"wear_ratio": 0.1})
+    monkeypatch.setattr(disk_watch, "read_smart", lambda device, root: asked.append(device) or {"wear_ratio": 0.1})
     now = [0.0]
     watch = DiskWatch(tmp_path, clock=lambda: now[0])
     first = watch.read()
-    now[0] = disk.INTERVAL_S - 1
+    now[0] = disk_watch.INTERVAL_S - 1
     watch.read()
     assert len(asked) == 1 and first["smart"] == {"wear_ratio": 0.1} and 0 < first["free_bytes"] <= first["total_bytes"]
-    now[0] = disk.INTERVAL_S
+    now[0] = disk_watch.INTERVAL_S
     watch.read()
     assert len(asked) == 2
