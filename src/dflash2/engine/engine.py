@@ -8,6 +8,7 @@ from dflash2.cache.sequence import Sequence
 from dflash2.engine.adapters import Adapters
 from dflash2.engine.base import FinishReason, GenerationRequest, PrefetchReport, TokenOutput
 from dflash2.engine.branches import Brancher, Branches, GapWatcher
+from dflash2.engine.freed_memory import FreedMemory
 from dflash2.engine.hints import Hints
 from dflash2.engine.model_runner import ModelRunner
 from dflash2.engine.request_state import RequestState
@@ -57,6 +58,7 @@ class ReferenceEngine:
         self._brancher = Brancher(scheduler.fork, self._remove, self._groups)
         self._hints = Hints(runtime)
         self._latencies = RequestLatencies()
+        self._freed_memory = FreedMemory()
         runtime.stats_of.update(scheduler=scheduler.stats, latency=self._latencies.as_dict, hints=self._hints.stats)
         if adapters is not None:
             runtime.stats_of["adapters"] = lambda: adapters.stats(runtime.clock())
@@ -139,12 +141,14 @@ class ReferenceEngine:
             outputs += self._brancher.apply(draws)
         self._note_latencies(outputs)
         self._rebalance()
+        self._freed_memory.after_step(self.runtime.clock())
         return outputs
 
     def idle(self) -> None:
         if self.adapters is not None:
             self.adapters.cache.poll(self.runtime.clock())
         self._rebalance()
+        self._freed_memory.while_idle(self.runtime.clock())
 
     def stats(self) -> dict[str, Any]:
         return self.runtime.stats()
