@@ -324,8 +324,9 @@ def test_a_step_without_progress_does_not_spin() -> None:
 
     async def main() -> None:
         engine = AsyncEngine(fake)
-        original = engine._wake.wait
-        engine._wake.wait = lambda timeout: (pauses.append(timeout), original(timeout))[1]
+        wake = engine._thread._wake
+        original = wake.wait
+        wake.wait = lambda timeout: (pauses.append(timeout), original(timeout))[1]
         await engine.start()
         assert len(await outputs_of(engine, request())) == 2
         await engine.close(1)

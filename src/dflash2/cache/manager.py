@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dflash2.cache.integrity import check_sequences
 from dflash2.cache.mover import Mover
 from dflash2.cache.prefetcher import Prefetcher
 from dflash2.cache.regret import RegretWatch
@@ -239,41 +240,11 @@ class CacheManager:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if table, index, sequences and promises do not agree."""
-        table = self.table
-        table.check_integrity()
+        self.table.check_integrity()
         self.index.check_integrity()
-        refs = np.zeros(table.num_rows, np.int64)
-        pins = np.zeros(table.num_rows, np.int64)
-        for sequence in self._open:
-            np.add.at(refs, sequence.block_ids, 1)
-            if sequence.residency is not Residency.PAUSED:
-                np.add.at(pins, sequence.block_ids, 1)
-            if sequence.writable_tokens:
-                self._check_writable(sequence)
-            if sequence.residency is Residency.RESIDENT:
-                there = table.has(sequence.block_ids, Tier.HBM)
-                same = table.slots_of(sequence.block_ids, Tier.HBM) == sequence.hbm_slots
-                if not np.all(there & same):
-                    raise IntegrityError(
-                        f"a block of resident sequence {sequence.request_id} is not where it should be"
-                    )
-        if np.any(refs != table.ref_count) or np.any(pins != table.pin_count):
-            raise IntegrityError("reference or pin counts differ from the open sequences")
+        check_sequences(self.table, self._open, self.block_size)
         if self.residency.num_promised != sum(sequence.growth_blocks for sequence in self._open):
             raise IntegrityError("promised growth does not add up")
-        private = (table.state == BlockState.OPEN) | (table.state == BlockState.SEALED)
-        if np.any(private & (table.ref_count == 0) & (table.busy == 0)):
-            raise IntegrityError("a private block that nobody holds was not freed")
-
-    def _check_writable(self, sequence: Sequence) -> None:
-        table = self.table
-        ids = sequence.block_ids[sequence.num_tokens // self.block_size :]
-        alone = (table.state[ids] == BlockState.OPEN) & (table.ref_count[ids] == 1) & (table.pin_count[ids] == 1)
-        current = (table.busy[ids] > 0) | (
-            table.has(ids, Tier.HBM) & ~table.has(ids, Tier.DRAM) & ~table.has(ids, Tier.NVME)
-        )
-        if not np.all(alone & current) or sequence.writable_tokens > len(sequence.block_ids) * self.block_size:
-            raise IntegrityError(f"a block that {sequence.request_id} writes to is shared or has a copy")
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -1,28 +1,23 @@
-"""A synchronous engine in a thread of its own, served to asyncio."""
+"""A synchronous engine in a thread of its own, served to asyncio: the loop's half."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from enum import Enum
 from functools import partial
 from typing import Any, TypeVar
 
 from dflash2.engine.base import Engine, GenerationRequest, PrefetchReport, TokenOutput
-from dflash2.errors import CapacityError, DeadlineExceeded, EngineStopped, ModelError, RequestError
-from dflash2.pipeline.handoff import TokenSpan
+from dflash2.engine.engine_thread import EngineThread
+from dflash2.errors import DeadlineExceeded, EngineStopped, RequestError
 from dflash2.types import IntArray
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EMPTY_STEP_PAUSE_S = 0.001
-"""Pause after a step that did nothing (every request waits for admission or for a transfer), so as not to spin."""
 STOP_TIMEOUT_S = 10.0
 """How long ``close()`` waits for the step that is under way."""
 STALL_S = 120.0
@@ -58,10 +53,9 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine, *, idle_interval_s: float = 0.1) -> None:
         self._engine = engine
-        self._idle_interval_s = idle_interval_s
+        self._thread = EngineThread(engine, self, idle_interval_s)
         self.max_context_tokens = engine.max_context_tokens
         self.max_resident_tokens = engine.max_resident_tokens
-        # Owned by the loop.
         self._state = EngineState.NEW
         self._failure: Exception | None = None
         self._streams: dict[str, asyncio.Queue[TokenOutput | Exception]] = {}
@@ -69,20 +63,6 @@ class AsyncEngine:
         self._last_stats: dict[str, Any] = {}
         self._stats_waiters: list[asyncio.Future[dict[str, Any]]] = []
         self._errands: set[asyncio.Future[Any]] = set()
-        # Shared, guarded by the condition.
-        self._wake = threading.Condition()
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._stopping = False
-        # Owned by the thread.
-        self._refused: list[tuple[str, Exception]] = []
-        self._spans: dict[str, TokenSpan] = {}
-        """Of the requests in the engine; released when it is done with them."""
-        self._busy_s = 0.0
-        self._last_idle_s = 0.0
-        self._stalled = False
-        self._turn_began_s: float | None = None
-        """Written by the thread, read by anybody: when the turn that is under way began."""
-        self._thread = threading.Thread(target=self._run, name="dflash2-engine", daemon=True)
 
     @property
     def state(self) -> EngineState:
@@ -97,16 +77,14 @@ class AsyncEngine:
     @property
     def stalled_for_s(self) -> float | None:
         """How long the step that is under way has taken, if that is more than ``STALL_S``."""
-        began = self._turn_began_s
-        if began is None or self._state not in (EngineState.RUNNING, EngineState.CLOSING):
+        taken = self._thread.turn_s
+        if taken is None or self._state not in (EngineState.RUNNING, EngineState.CLOSING):
             return None
-        taken = time.monotonic() - began
         return taken if taken > STALL_S else None
 
     def busy_s(self) -> float:
         """Seconds spent in steps so far, the one under way included; from any thread."""
-        began = self._turn_began_s
-        return self._busy_s + (0.0 if began is None else max(0.0, time.monotonic() - began))
+        return self._thread.busy_s
 
     @property
     def num_running(self) -> int:
@@ -118,7 +96,7 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._last_stats = self._engine.stats()
         self._state = EngineState.RUNNING
-        self._thread.start()
+        self._thread.start(self._loop)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput, None]:
         """The outputs of one request, up to and including the one with a ``finish_reason``.
@@ -134,7 +112,7 @@ class AsyncEngine:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         queue: asyncio.Queue[TokenOutput | Exception] = asyncio.Queue()
         self._streams[request.request_id] = queue
-        self._submit(partial(self._add, request))
+        self._thread.add(request)
         ended = False
         try:
             while not ended:
@@ -147,13 +125,13 @@ class AsyncEngine:
         finally:
             del self._streams[request.request_id]
             if not ended:
-                self._submit(partial(self._engine.cancel, request.request_id))
+                self._thread.submit(partial(self._engine.cancel, request.request_id))
             if not self._streams:
                 self._drained.set()
 
     def end_answer(self, request_id: str, index: int) -> None:
         """End one answer of a request that is complete for its reader; without effect on what has ended."""
-        self._submit(partial(self._engine.end_answer, request_id, index))
+        self._thread.submit(partial(self._engine.end_answer, request_id, index))
 
     async def prefetch(
         self, token_ids: IntArray, adapter: str | None, tenant_salt: str | None, ttl_s: float
@@ -185,11 +163,11 @@ class AsyncEngine:
             try:
                 value = work()
             except Exception as error:  # noqa: BLE001 - raised again where it is awaited
-                self._call_loop(settle, None, error)
+                self._thread.call_loop(settle, None, error)
             else:
-                self._call_loop(settle, value, None)
+                self._thread.call_loop(settle, value, None)
 
-        self._submit(run)
+        self._thread.submit(run)
         try:
             return await asyncio.wait_for(result, ERRAND_TIMEOUT_S)
         except asyncio.TimeoutError:
@@ -204,7 +182,7 @@ class AsyncEngine:
             waiter: asyncio.Future[dict[str, Any]] = self._loop.create_future()
             self._stats_waiters.append(waiter)
             if len(self._stats_waiters) == 1:
-                self._submit(self._take_stats)
+                self._thread.submit(self._take_stats)
             await asyncio.wait([waiter], timeout=STATS_PATIENCE_S)
         return self._last_stats
 
@@ -224,11 +202,8 @@ class AsyncEngine:
         if self._state is EngineState.RUNNING:
             self._state = EngineState.CLOSING
             await self._drain(timeout_s)
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
-        if self._thread.is_alive():
+        self._thread.stop()
+        if not await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S):
             logger.error("the engine's step does not end; gave up waiting after %.0f s", STOP_TIMEOUT_S)
             return False
         return True
@@ -251,24 +226,12 @@ class AsyncEngine:
         except asyncio.TimeoutError:
             logger.warning("%d requests did not finish within %.0f s and are ended", len(self._streams), timeout_s)
             for request_id in self._streams:
-                self._submit(partial(self._engine.cancel, request_id))
+                self._thread.submit(partial(self._engine.cancel, request_id))
             self._end_streams("the server is shutting down")
 
     def _end_streams(self, reason: str) -> None:
         for queue in self._streams.values():
             queue.put_nowait(EngineStopped(reason))
-
-    def _deliver(self, outputs: list[TokenOutput]) -> None:
-        for output in outputs:
-            queue = self._streams.get(output.request_id)
-            if queue is not None:  # its consumer may have left
-                queue.put_nowait(output)
-
-    def _refuse(self, refused: list[tuple[str, Exception]]) -> None:
-        for request_id, error in refused:
-            queue = self._streams.get(request_id)
-            if queue is not None:
-                queue.put_nowait(error)
 
     def _set_stats(self, stats: dict[str, Any]) -> None:
         self._last_stats = stats
@@ -277,7 +240,28 @@ class AsyncEngine:
             if not waiter.done():
                 waiter.set_result(stats)
 
-    def _on_thread_end(self, failure: Exception | None) -> None:
+    def _take_stats(self) -> None:
+        """In the thread."""
+        self._thread.call_loop(self._set_stats, self._engine.stats())
+
+    # -- what the thread tells -----------------------------------------------------------------------------------
+
+    def on_outputs(self, outputs: list[TokenOutput]) -> None:
+        """See ``EngineListener``."""
+        for output in outputs:
+            queue = self._streams.get(output.request_id)
+            if queue is not None:  # its consumer may have left
+                queue.put_nowait(output)
+
+    def on_refused(self, refused: list[tuple[str, Exception]]) -> None:
+        """See ``EngineListener``."""
+        for request_id, error in refused:
+            queue = self._streams.get(request_id)
+            if queue is not None:
+                queue.put_nowait(error)
+
+    def on_end(self, failure: Exception | None) -> None:
+        """See ``EngineListener``."""
         self._failure = failure
         self._state = EngineState.CLOSED if failure is None else EngineState.DEAD
         self._end_streams("the engine is closed" if failure is None else f"the engine failed: {failure!r}")
@@ -285,107 +269,3 @@ class AsyncEngine:
             if not result.done():
                 result.set_exception(EngineStopped("the engine stopped"))
         self._set_stats(self._last_stats)
-
-    def _submit(self, command: Callable[[], None]) -> None:
-        """Have the thread run ``command`` before its next step."""
-        with self._wake:
-            self._inbox.append(command)
-            self._wake.notify()
-
-    # In the thread.
-
-    def _run(self) -> None:
-        failure: Exception | None = None
-        try:
-            while self._wait():
-                self._turn()
-            self._finish()
-        except Exception as error:
-            logger.exception("the engine failed; it serves no request any more")
-            failure = error
-        self._call_loop(self._on_thread_end, failure)  # before close(), which may take long
-        try:
-            self._engine.close()
-        except Exception:
-            logger.exception("the engine did not close properly")
-        for request_id in list(self._spans):
-            self._release(request_id)
-
-    def _wait(self) -> bool:
-        """Sleep while there is nothing to do. False when it is time to stop."""
-        with self._wake:
-            if not self._inbox and not self._stopping:
-                if not self._engine.has_work:
-                    self._wake.wait(self._idle_interval_s)
-                elif self._stalled:
-                    self._wake.wait(EMPTY_STEP_PAUSE_S)
-            return not self._stopping
-
-    def _turn(self) -> None:
-        now = time.monotonic()
-        if self._engine.has_work or self._inbox:
-            self._turn_began_s = now
-        self._work(now)
-        if self._turn_began_s is not None:
-            self._turn_began_s = None
-            self._busy_s += time.monotonic() - now
-
-    def _work(self, now: float) -> None:
-        self._run_commands()
-        if self._engine.has_work:
-            outputs = self._engine.step()
-            self._stalled = not outputs and time.monotonic() - now < EMPTY_STEP_PAUSE_S
-            for output in outputs:
-                if output.ends_request:
-                    self._release(output.request_id)
-            if outputs:
-                self._call_loop(self._deliver, outputs)
-        elif now - self._last_idle_s >= self._idle_interval_s:
-            self._last_idle_s = now
-            self._engine.idle()
-
-    def _finish(self) -> None:
-        """The consumers have left: give cancelled requests the steps they need to release what they hold."""
-        self._run_commands()
-        deadline = time.monotonic() + STOP_TIMEOUT_S / 2
-        while self._engine.has_work and time.monotonic() < deadline:
-            for output in self._engine.step():
-                if output.ends_request:
-                    self._release(output.request_id)
-
-    def _run_commands(self) -> None:
-        with self._wake:
-            commands, self._inbox = self._inbox, deque()
-        for command in commands:
-            command()
-        if self._refused:
-            self._call_loop(self._refuse, self._refused)
-            self._refused = []
-
-    def _add(self, request: GenerationRequest) -> None:
-        if request.span is not None:
-            self._spans[request.request_id] = request.span
-        try:
-            self._engine.add(request)
-        except (CapacityError, ModelError, RequestError) as error:
-            self._refused.append((request.request_id, error))
-            self._release(request.request_id)
-
-    def _release(self, request_id: str) -> None:
-        """The engine reads the request's tokens no more."""
-        span = self._spans.pop(request_id, None)
-        if span is not None:
-            span.release()
-
-    def _take_stats(self) -> None:
-        self._call_loop(self._set_stats, self._engine.stats())
-
-    def _call_loop(self, callback: Callable[..., None], *args: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
-            logger.warning("the event loop was closed before the engine; its consumers are gone")
-            with self._wake:
-                self._stopping = True
