@@ -22,7 +22,7 @@ from dflash2.engine.batch import StepBatch
 from dflash2.engine.engine import ReferenceEngine
 from dflash2.engine.promises import Promises, Reserve
 from dflash2.engine.sampling import SamplingParams
-from dflash2.engine.scheduler import SchedulerLimits
+from dflash2.engine.scheduler_limits import SchedulerLimits
 from dflash2.engine.swap_scheduler import SMOOTHING_CUTOFF, SMOOTHING_ORDER, SwapScheduler
 from dflash2.policy.adaptive import AdaptiveThreshold
 from dflash2.policy.heat import HeatPolicy

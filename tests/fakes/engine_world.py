@@ -23,7 +23,8 @@ from dflash2.engine.engine import ReferenceEngine
 from dflash2.engine.promises import Promises, Reserve
 from dflash2.engine.recompute_scheduler import RecomputeScheduler
 from dflash2.engine.sampling import SamplingParams
-from dflash2.engine.scheduler import Scheduler, SchedulerLimits
+from dflash2.engine.scheduler import Scheduler
+from dflash2.engine.scheduler_limits import SchedulerLimits
 from dflash2.engine.swap_scheduler import SwapScheduler
 from dflash2.policy.adaptive import AdaptiveThreshold
 from dflash2.pools.base import BlockPool

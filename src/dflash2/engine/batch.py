@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from dflash2.engine.request_state import RequestState
 from dflash2.types import BoolArray, IntArray
 
 
@@ -31,3 +35,28 @@ class StepBatch:
     block_tables: list[IntArray]
     wants_logits: BoolArray
     adapter_slots: list[int | None] = field(default_factory=list)
+
+
+def pack(picked: Mapping[RequestState, int]) -> StepBatch:
+    """Put a step together.
+
+    Args:
+        picked: resident requests, whose blocks cover their new tokens, with the number of these; at least one.
+    """
+    first = [state.blocks.num_tokens for state in picked]
+    counts = list(picked.values())
+    last = [start + count for start, count in zip(first, counts, strict=True)]
+    spans = list(zip(picked, first, last, strict=True))
+    return StepBatch(
+        token_ids=np.concatenate([state.tokens[start:end] for state, start, end in spans]),
+        positions=np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in spans]),
+        query_lens=_ints(counts),
+        context_lens=_ints(last),
+        block_tables=[state.blocks.hbm_slots for state in picked],
+        wants_logits=np.array([end == state.num_tokens for state, _, end in spans], np.bool_),
+        adapter_slots=[state.adapter_slot for state in picked],
+    )
+
+
+def _ints(values: list[int]) -> IntArray:
+    return np.array(values, np.int32)

@@ -18,7 +18,8 @@ from dflash2.engine.model_loader import LoadedModel, load_model
 from dflash2.engine.model_runner import ModelRunner
 from dflash2.engine.promises import Promises
 from dflash2.engine.recompute_scheduler import RecomputeScheduler
-from dflash2.engine.scheduler import Scheduler, SchedulerLimits
+from dflash2.engine.scheduler import Scheduler
+from dflash2.engine.scheduler_limits import SchedulerLimits
 from dflash2.engine.swap_scheduler import SwapScheduler
 from dflash2.errors import ConfigError
 from dflash2.pipeline.adapter_cache import AdapterCache

@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
-
-import numpy as np
 
 from dflash2.cache.admission import WaitReason
 from dflash2.cache.sequence import Residency
 from dflash2.cache.waiting import length_class
-from dflash2.engine.batch import StepBatch
+from dflash2.engine.batch import StepBatch, pack
 from dflash2.engine.request_state import RequestState, branch_id
+from dflash2.engine.scheduler_limits import SchedulerCounters, SchedulerLimits
 from dflash2.errors import DeadlineExceeded, QueueFull
 from dflash2.pipeline.stages import StageMeter
 from dflash2.runtime import Runtime
-from dflash2.types import IntArray
 
 STEP_SMOOTHING = 0.1
 """Weight of the newest step in the average duration of a step."""
@@ -26,44 +24,6 @@ FIRST_SHARE = 4
 """One part in so many of what a step has for prompts belongs to the one that came first."""
 LOAD_PATIENCE = 0.5
 """Share of a step's duration that the others wait for a request whose blocks are on their way."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Bounds of a step and of the waits."""
-
-    max_batch_tokens: int
-    max_running: int
-    quantum_tokens: int
-    """Decode steps for which a resident request keeps its place while others wait for it."""
-    admission_timeout_s: float
-    load_timeout_s: float = 30.0
-    """A request whose blocks have not arrived in HBM by then recomputes what is missing."""
-    max_waiting: int = 1024
-    """Requests that may wait for admission."""
-    short_first: bool = True
-    """Short requests need not wait behind long ones; False for first come, first served."""
-    arrival_prefetch: bool = True
-    """What is cached of a waiting request's prompt is brought nearer while it waits."""
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """What the scheduler did since its start."""
-
-    admitted_requests: int = 0
-    timed_out_requests: int = 0
-    preemptions_swapped: int = 0
-    preemptions_recomputed: int = 0
-    unplanned_swaps: int = 0
-    """Of the swapped: in the middle of a turn."""
-    growth_waits: int = 0
-    """Times that an admitted request had to wait because its reservation could not be extended."""
-    refused_requests: int = 0
-    """Requests that found the queue full."""
-    load_timeouts: int = 0
-    peak_running_tokens: int = 0
-    """Most tokens whose KV unfinished requests held at one time, on all tiers."""
 
 
 class Scheduler(ABC):
@@ -123,7 +83,7 @@ class Scheduler(ABC):
         waited = self._await_loads(now)
         picked = self._pick(now)
         self._note_running()
-        batch = (list(picked), _pack(picked)) if picked else None
+        batch = (list(picked), pack(picked)) if picked else None
         for state in picked:
             if state.admitted_s is not None:
                 self.batch_stage.begin(now - state.admitted_s)
@@ -314,23 +274,3 @@ class Scheduler(ABC):
     def _note_running(self) -> None:
         tokens = sum(state.blocks.num_tokens for state in (*self.resident, *self.paused))
         self.counters.peak_running_tokens = max(self.counters.peak_running_tokens, tokens)
-
-
-def _pack(picked: dict[RequestState, int]) -> StepBatch:
-    first = [state.blocks.num_tokens for state in picked]
-    counts = list(picked.values())
-    last = [start + count for start, count in zip(first, counts, strict=True)]
-    spans = list(zip(picked, first, last, strict=True))
-    return StepBatch(
-        token_ids=np.concatenate([state.tokens[start:end] for state, start, end in spans]),
-        positions=np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in spans]),
-        query_lens=_ints(counts),
-        context_lens=_ints(last),
-        block_tables=[state.blocks.hbm_slots for state in picked],
-        wants_logits=np.array([end == state.num_tokens for state, _, end in spans], np.bool_),
-        adapter_slots=[state.adapter_slot for state in picked],
-    )
-
-
-def _ints(values: list[int]) -> IntArray:
-    return np.array(values, np.int32)

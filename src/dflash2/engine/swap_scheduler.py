@@ -13,7 +13,8 @@ from dflash2.cache.smoothing import ButterworthLowPass
 from dflash2.cache.waiting import join
 from dflash2.engine.promises import Promises
 from dflash2.engine.request_state import RequestState
-from dflash2.engine.scheduler import Scheduler, SchedulerLimits
+from dflash2.engine.scheduler import Scheduler
+from dflash2.engine.scheduler_limits import SchedulerLimits
 from dflash2.errors import RequestTooLarge
 from dflash2.pipeline.stages import StageMeter
 from dflash2.runtime import Runtime
