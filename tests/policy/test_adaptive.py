@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from dflash2.policy.adaptive import FLOOR, MIN_SAMPLE, AdaptiveThreshold
+from dflash2.policy.adaptive import FLOOR, MIN_SAMPLE, AdaptiveThreshold, Evidence
 
 
 def rounds(guard: AdaptiveThreshold, count: int, regretted: float) -> float:
     for _ in range(count):
-        guard.note(100, int(100 * regretted))
+        guard.note(Evidence(demoted=100, regretted=int(100 * regretted)))
         guard.update()
     return guard.effective
 
@@ -37,9 +37,9 @@ def test_in_between_it_stays() -> None:
 def test_little_evidence_is_collected_not_judged() -> None:
     guard = AdaptiveThreshold(0.8)
     for _ in range(MIN_SAMPLE - 1):
-        guard.note(1, 1)
+        guard.note(Evidence(demoted=1, regretted=1))
         assert guard.update() == 0.8
-    guard.note(1, 1)
+    guard.note(Evidence(demoted=1, regretted=1))
     assert guard.update() < 0.8
 
 
@@ -74,3 +74,33 @@ def test_another_threshold_of_the_users_keeps_what_was_learned_and_is_not_overwr
     guard.configure(0.6)
     assert (guard.configured, guard.effective) == (0.6, pytest.approx(0.6 * lowered))
     assert rounds(guard, 50, 0.0) == 0.6
+
+
+def traffic(guard: AdaptiveThreshold, missed: int, hit_rates: list[float]) -> list[float]:
+    """Thresholds while blocks that were demoted long ago are loaded again, at these hit rates."""
+    thresholds = []
+    for hit_rate in hit_rates:
+        guard.note(Evidence(demoted=100, regretted=0, used=round(missed / (1.0 - hit_rate)), missed=missed))
+        thresholds.append(guard.update())
+    return thresholds
+
+
+def test_traffic_that_brings_no_hits_lowers_the_threshold() -> None:
+    first, *later = traffic(AdaptiveThreshold(0.8), 90, [0.9] * 20)
+    assert first == 0.8  # there was nothing to compare with
+    assert later == sorted(later, reverse=True) and later[0] < 0.8 and later[-1] == FLOOR
+
+
+def test_traffic_that_pays_leaves_it_alone() -> None:
+    assert set(traffic(AdaptiveThreshold(0.8), 90, [0.5, 0.6, 0.7, 0.8, 0.9])) == {0.8}
+
+
+def test_room_made_for_what_is_new_is_no_exchange() -> None:
+    """Few of the blocks that left are loaded again, so demoting them was right, whatever the hit rate does."""
+    assert set(traffic(AdaptiveThreshold(0.8), 10, [0.9] * 20)) == {0.8}
+
+
+def test_it_comes_back_up_when_blocks_are_no_longer_exchanged() -> None:
+    guard = AdaptiveThreshold(0.8)
+    assert traffic(guard, 90, [0.9] * 20)[-1] == FLOOR
+    assert traffic(guard, 10, [0.9] * 40)[-1] == 0.8

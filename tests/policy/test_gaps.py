@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dflash2.policy.gaps import NUM_FEATURES, GapModel
+from dflash2.policy.gittins import hit_density
 from dflash2.policy.hazard import NUM_BINS, assumed_hazard, bin_of, build_tables, edges
-from dflash2.policy.index import hit_density
 from dflash2.policy.trust import PredictionTrust
 
 LOW = math.log(0.05)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dflash2.cache.manager import CacheManager
 from dflash2.config import PolicyConfig
-from dflash2.policy.adaptive import AdaptiveThreshold
+from dflash2.policy.adaptive import AdaptiveThreshold, Evidence
 from dflash2.table.page_table import TIER_BIT, BlockState
 from dflash2.types import IntArray, Tier, Urgency
 
@@ -47,6 +47,8 @@ class Rebalancer:
         self.guard = guard
         self._tiers = tuple(tiers)
         self._next_refresh = -np.inf
+        self._judged = (0, 0)
+        """Blocks used, and of these not in HBM, at the last refresh."""
         self._draining: set[Tier] = set()
         """Tiers that have been above their high watermark and not yet at their low one."""
         self._all_hot: dict[Tier, tuple[float, int, int]] = {}
@@ -92,13 +94,20 @@ class Rebalancer:
         cache = self._cache
         cache.policy.refresh(cache.table, now)
         cache.regret.horizon_s = cache.policy.horizon_s(now)
-        evidence = cache.regret.take()
+        evidence = self._evidence()
         if self.guard is None:
             cache.policy.effective_threshold = cache.policy.cold_threshold
             return
         self.guard.configure(cache.policy.cold_threshold)
-        self.guard.note(*evidence)
+        self.guard.note(evidence)
         cache.policy.effective_threshold = self.guard.update()
+
+    def _evidence(self) -> Evidence:
+        """For the guard, since the last call."""
+        demoted, regretted = self._cache.regret.take()
+        counters = self._cache.counters
+        (used, missed), self._judged = self._judged, (counters.used_blocks, counters.num_missed_blocks)
+        return Evidence(demoted, regretted, self._judged[0] - used, self._judged[1] - missed)
 
     def _demote_cold(self, tier: Tier, now: float) -> None:
         """From above the high watermark on, free the coldest down to the low one, a batch a round."""

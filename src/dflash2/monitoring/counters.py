@@ -50,6 +50,11 @@ class CacheCounters:
     reservations_refused: int = 0
 
     @property
+    def num_missed_blocks(self) -> int:
+        """Uses of existing blocks that were not in HBM when needed."""
+        return self.used_blocks - self.used_in_hbm_blocks
+
+    @property
     def hbm_hit_rate(self) -> float:
         """Share of uses of existing blocks that were in HBM when needed; 1.0 before any use (R-3.6)."""
         return self.used_in_hbm_blocks / self.used_blocks if self.used_blocks else 1.0

@@ -30,8 +30,13 @@ RUN_PLAIN, RUN_SCALED, IDLE_PLAIN, IDLE_SCALED = range(4)
 MAX_STOPS = 4
 """Stop reasons told apart; those seen later count as the last one."""
 LEARN_AT_GROWTH = 0.05
-LEARN_AT_LEAST, LEARN_AT_MOST = 10, 250
-"""Requests between two rounds of learning: a twentieth of those seen, within these bounds."""
+"""A model learns anew when a twentieth of the waits it knows are new to it,"""
+LEARN_AT_LEAST = 10
+"""though never at fewer than so many new ones,"""
+LEARN_AT_MOST = 250
+"""and always at so many."""
+ASSUMED_LOG_GAP = 3.0
+"""Before any was seen: twenty seconds."""
 LAPSE = 0.999
 """Weight of the past in the usual gap, per new one."""
 SHARED_HAZARD = 0.03
@@ -68,8 +73,8 @@ class Request:
 class UsualGap:
     """Average log gap of all sessions, the past fading slowly."""
 
-    def __init__(self, assumed: float = 3.0) -> None:
-        self.total, self.weight = assumed, 1.0
+    def __init__(self) -> None:
+        self.total, self.weight = ASSUMED_LOG_GAP, 1.0
 
     @property
     def log_s(self) -> float:
@@ -95,8 +100,8 @@ class Forecaster:
         self._usual_by_stop = {stop: UsualGap() for stop in range(1, MAX_STOPS + 1)}
         self._stops: dict[str, int] = {}
         self._tool_stops: set[int] = set()
-        self._num_arrivals = 0
-        self._since_learning = 0
+        self._learned_at = [0] * len(self.models)
+        """Waits begun when each model learned last."""
         self._to_learn: list[int] = []
 
     def arrive(self, traits: RequestTraits, keys: Sequence[Hashable], now: float) -> tuple[Request, Session | None]:
@@ -118,8 +123,6 @@ class Forecaster:
         request = Request(session, figures, session.turns, len(keys), traits.partial_tail, session.segments)
         session.segments = []
         self._begin_running(request, now)
-        self._num_arrivals += 1
-        self._since_learning += 1
         return request, forgotten
 
     def finish(self, request: Request, outcome: Outcome | None, now: float) -> None:
@@ -142,17 +145,16 @@ class Forecaster:
         self.outlook.replace_touch(self.touches.tables, self.turns.tables)
 
     def is_time_to_learn(self, ahead: float) -> bool:
-        """There is work for ``learn``: a part ``ahead`` of the usual number of requests has come since."""
-        due = min(LEARN_AT_MOST, max(LEARN_AT_LEAST, LEARN_AT_GROWTH * self._num_arrivals))
-        if not self._to_learn and self._since_learning >= ahead * due:
-            self._since_learning = 0
-            self._to_learn = [number for number, model in enumerate(self.models) if model.num_begun]
+        """There is work for ``learn``: some model has a part ``ahead`` of the new waits that it learns anew at."""
+        if not self._to_learn:
+            self._to_learn = [number for number in range(len(self.models)) if self._is_due(number, ahead)]
         return bool(self._to_learn)
 
     def learn(self, now: float) -> None:
         """One slice of a round: one model. A few milliseconds."""
         number = self._to_learn.pop()
         model = self.models[number]
+        self._learned_at[number] = model.num_begun
         owners, by_history, by_size, log_scales = model.refit(now)
         self.outlook.replace(number, owners, by_history, by_size, log_scales)
 
@@ -185,6 +187,11 @@ class Forecaster:
             self.learn(0.0)
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _is_due(self, number: int, ahead: float) -> bool:
+        num_begun = self.models[number].num_begun
+        num_new = num_begun - self._learned_at[number]
+        return num_new >= ahead * min(LEARN_AT_MOST, max(LEARN_AT_LEAST, LEARN_AT_GROWTH * num_begun))
 
     def _begin_running(self, request: Request, now: float) -> None:
         session = request.session

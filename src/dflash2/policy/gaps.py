@@ -7,27 +7,25 @@ plain time, and the features sort the waits by risk (Poisson regression) into ei
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from dflash2.policy.arrays import Floats, Ints
 from dflash2.policy.hazard import (
-    BIN_WIDTH,
-    NUM_BINS,
     RADIX,
     HazardTables,
     assumed_hazard,
+    bin_at,
     bin_of,
     build_tables,
     edges,
     tables_from,
 )
 from dflash2.policy.trust import PredictionTrust
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 NUM_FEATURES = 16
 NUM_SIZE_CLASSES = 3
@@ -84,7 +82,7 @@ class GapModel:
         self.mean_log = 3.0 if scaled else 0.0
         """Log scale of a wait nothing is known about."""
         self._risk = np.zeros(NUM_FEATURES)
-        self._risk_cuts = np.empty(0)
+        self._risk_cuts: list[float] = []
         prior = assumed_hazard(self.low, 0.8, 1.0, 1.0) if scaled else assumed_hazard(self.low, 0.5, 60.0, 1.5)
         self._prior = prior
         self.by_history: HazardTables = tables_from(prior[None, :], self.low, {})
@@ -131,7 +129,7 @@ class GapModel:
     def placement(self, wait: Wait) -> tuple[int, int, float]:
         """Of a wait that has just begun: rows of the tables by history and by size, log scale."""
         by_history, by_size = self._placed[:, wait.slot].tolist()
-        return by_history, by_size, float(self._log_scale[wait.slot])
+        return by_history, by_size, self._log_scale.item(wait.slot)
 
     def place(self, features: list[float], classes: tuple[int, ...]) -> tuple[int, int, float]:
         """Of a wait that begins now: rows of the tables by history and by size, log scale."""
@@ -139,14 +137,13 @@ class GapModel:
         if not self.trust.holds:
             return 0, 0, log_scale
         if self._weights is not None:
-            low, high = LOG_SCALE_BOUNDS
-            log_scale = min(high, max(low, float(self._weights @ features)))
+            log_scale = _bounded(float(self._weights @ features), LOG_SCALE_BOUNDS)
         history, size = classes[:-NUM_SIZE_CLASSES], classes[-NUM_SIZE_CLASSES:]
         by_size = self.by_size.row_of(size)
         if self.scaled:
             return self.by_history.row_of(history), by_size, log_scale
-        score = float(np.clip(self._risk @ features, *LOG_RISK_BOUNDS))
-        risk_class = int(np.searchsorted(self._risk_cuts, score))
+        score = _bounded(float(self._risk @ features), LOG_RISK_BOUNDS)
+        risk_class = bisect.bisect_left(self._risk_cuts, score)
         return self.by_history.row_of((risk_class // 2, risk_class, *history)), by_size, log_scale
 
     # -- restarts ------------------------------------------------------------------------------------------------
@@ -207,11 +204,11 @@ class GapModel:
 
     def _judge(self, slot: int) -> None:
         """A wait has ended: had the predictions said so rather than its age alone?"""
-        log_age = math.log(self._age[slot])
-        at = _bin(log_age - self._log_scale[slot] - self.low)
-        history, size = self._placed[:, slot]
+        log_age = math.log(self._age.item(slot))
+        at = bin_at(log_age - self._log_scale.item(slot), self.low)
+        history, size = self._placed[:, slot].tolist()
         predicted = 0.5 * (self.by_history.chance(history, at) + self.by_size.chance(size, at))
-        by_age = self._by_age.chance(0, _bin(log_age - self.mean_log - self.low))
+        by_age = self._by_age.chance(0, bin_at(log_age - self.mean_log, self.low))
         self.trust.note(math.log(predicted / by_age), self.num_begun)
 
     def _fit_scale(self, features: Floats, log_gap: Floats) -> None:
@@ -242,13 +239,13 @@ class GapModel:
             self._risk += np.clip(np.linalg.solve(curvature, gradient), -1.0, 1.0)
         score = np.clip(_times(features, self._risk), *LOG_RISK_BOUNDS)
         shares = np.arange(1, NUM_RISK_CLASSES) / NUM_RISK_CLASSES
-        self._risk_cuts = np.quantile(score, shares)
-        return np.searchsorted(self._risk_cuts, score)
+        cuts = np.quantile(score, shares)
+        self._risk_cuts = cuts.tolist()
+        return np.searchsorted(cuts, score)
 
 
-def _bin(log_time: float) -> int:
-    """Bin of a time past the beginning of the first bin."""
-    return min(NUM_BINS - 1, max(0, int(log_time / BIN_WIDTH)))
+def _bounded(value: float, bounds: tuple[float, float]) -> float:
+    return min(bounds[1], max(bounds[0], value))
 
 
 def _pieces(count: int) -> list[slice]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
-import numpy.typing as npt
 
+from dflash2.policy.arrays import Floats, Ints
 from dflash2.policy.gaps import MAX_ROWS, SHORTEST_S, GapModel
-from dflash2.policy.hazard import BIN_WIDTH, NUM_BINS, Floats, HazardTables, Ints
-
-Rows = npt.NDArray[np.int64]
+from dflash2.policy.hazard import BIN_WIDTH, NUM_BINS, HazardTables, bin_at
 
 
 class Outlook:
@@ -76,7 +76,7 @@ class Outlook:
         at, age = self._touch_position(touched_s, now)
         return self._chance(np.full(len(at), self._paused_row), at, self._touch_bins(age + horizon_s))
 
-    def session_value(self, sessions: Rows, now: float) -> Floats:
+    def session_value(self, sessions: Ints, now: float) -> Floats:
         """Expected uses per second of holding, best horizon, float64 ``[n]``."""
         at, log_scale, _ = self._position(sessions, now)
         begin = at.astype(np.int64)
@@ -84,7 +84,15 @@ class Outlook:
         value *= 0.5 * (self._index[self._row[0, sessions], begin] + self._index[self._row[1, sessions], begin])
         return value
 
-    def session_chance(self, sessions: Rows, now: float, horizon_s: float) -> Floats:
+    def value_of_session(self, session: int, now: float) -> float:
+        """``session_value`` of a single one, which takes a tenth of the time."""
+        log_scale = self._log_scale.item(session)
+        log_age = math.log(max(now - self._start.item(session), SHORTEST_S))
+        begin = bin_at(log_age - log_scale, self._lows.item(self._model.item(session)))
+        by_history, by_size = self._row.item(0, session), self._row.item(1, session)
+        return math.exp(-log_scale) * 0.5 * (self._index.item(by_history, begin) + self._index.item(by_size, begin))
+
+    def session_chance(self, sessions: Ints, now: float, horizon_s: float) -> Floats:
         """Probability of a use within ``horizon_s``, float64 ``[n]``.
 
         By history alone: a mean of two probabilities that are right is too near the middle.
@@ -93,13 +101,18 @@ class Outlook:
         later = self._bins(np.log(age + horizon_s) - log_scale, sessions)
         return self._chance(self._row[0, sessions], at, later)
 
-    def touch_value(self, numbers: Rows, touched_s: Floats, now: float) -> Floats:
+    def touch_value(self, numbers: Ints, touched_s: Floats, now: float) -> Floats:
         """As ``session_value``, for classes of shared blocks."""
         at, _ = self._touch_position(touched_s, now)
         value: Floats = self._index[self._touch_base + 1 + numbers, at.astype(np.int64)].astype(np.float64)
         return value
 
-    def touch_chance(self, numbers: Rows, touched_s: Floats, now: float, horizon_s: float) -> Floats:
+    def value_of_touch(self, number: int, touched_s: float, now: float) -> float:
+        """``touch_value`` of a single one."""
+        begin = bin_at(math.log(max(now - touched_s, SHORTEST_S)), self._touch_low)
+        return self._index.item(self._touch_base + 1 + number, begin)
+
+    def touch_chance(self, numbers: Ints, touched_s: Floats, now: float, horizon_s: float) -> Floats:
         """As ``session_chance``, for classes of shared blocks."""
         at, age = self._touch_position(touched_s, now)
         return self._chance(self._touch_base + 1 + numbers, at, self._touch_bins(age + horizon_s))
@@ -115,7 +128,7 @@ class Outlook:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _bases(self, model: int) -> Rows:
+    def _bases(self, model: int) -> Ints:
         """First row of the model's tables by history and by size."""
         return np.array([2 * model, 2 * model + 1], np.int64) * MAX_ROWS
 
@@ -127,13 +140,13 @@ class Outlook:
         self._index[base : base + len(tables.index)] = tables.index
         self._log_survival[base : base + len(tables.index)] = tables.log_survival
 
-    def _position(self, sessions: Rows, now: float) -> tuple[Floats, Floats, Floats]:
+    def _position(self, sessions: Ints, now: float) -> tuple[Floats, Floats, Floats]:
         """Place in the tables (a fraction of bins), log scale and age."""
         log_scale = self._log_scale[sessions]
         age = np.maximum(now - self._start[sessions], SHORTEST_S)
         return self._bins(np.log(age) - log_scale, sessions), log_scale, age
 
-    def _bins(self, log_time: Floats, sessions: Rows) -> Floats:
+    def _bins(self, log_time: Floats, sessions: Ints) -> Floats:
         low = self._lows[self._model[sessions]]
         at: Floats = np.clip((log_time - low) / BIN_WIDTH, 0.0, NUM_BINS - 1e-6)
         return at
@@ -147,11 +160,11 @@ class Outlook:
         at: Floats = np.clip((np.log(age) - self._touch_low) / BIN_WIDTH, 0.0, NUM_BINS - 1e-6)
         return at
 
-    def _chance(self, row: Rows, at: Floats, later: Floats) -> Floats:
+    def _chance(self, row: Ints, at: Floats, later: Floats) -> Floats:
         chance: Floats = -np.expm1(self._log_reach(row, later) - self._log_reach(row, at))
         return np.clip(chance, 0.0, 1.0)
 
-    def _log_reach(self, row: Rows, at: Floats) -> Floats:
+    def _log_reach(self, row: Ints, at: Floats) -> Floats:
         """Log probability of waiting so long, between the edges of bins by interpolation."""
         begin = at.astype(np.int64)
         part = at - begin

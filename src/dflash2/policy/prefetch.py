@@ -36,7 +36,7 @@ class PrefetchWindow:
         """Adjust to the outcomes seen and return the window.
 
         Args:
-            has_room: HBM is below its low watermark.
+            has_room: HBM has free slots that neither new blocks nor promises need: it is below its high watermark.
         """
         judged = self._used + self._wasted
         if judged >= JUDGED_AFTER:

@@ -11,6 +11,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from dflash2.policy.arrays import Ints
 from dflash2.table.page_table import BlockState, PageTable
 from dflash2.types import IntArray
 
@@ -30,7 +31,8 @@ class SegmentClass(IntEnum):
     """Not of any request: found on NVMe after a restart, or from an engine that tells nothing."""
 
 
-Segments = npt.NDArray[np.int64]
+SHARED, UNKNOWN = int(SegmentClass.SHARED), int(SegmentClass.UNKNOWN)
+"""Looking up a member of an enum takes as long as reading an array."""
 
 UNKNOWN_SEGMENT = 0
 CLASS_OF_NOBODY = 6
@@ -100,14 +102,17 @@ class SegmentStore:
         """Put blocks into a segment, out of those they were in."""
         old = self.of_block[ids]
         self.of_block[ids] = segment
-        self.num_blocks -= np.bincount(old, minlength=len(self.num_blocks))
+        if (old == old[:1]).all():  # the rule
+            self.num_blocks[old[:1]] -= len(ids)
+        else:
+            self.num_blocks -= np.bincount(old, minlength=len(self.num_blocks))
         self.num_blocks[segment] += len(ids)
         self._ids[segment].append(ids)
 
     def belongs(self, segment: int, session: int) -> bool:
         """The segment is that session's, and only its return decides about it."""
-        mine = self.live[segment] and self.session[segment] == session
-        return bool(mine and self.kind[segment] != SegmentClass.UNKNOWN)
+        mine = self.live.item(segment) and self.session.item(segment) == session
+        return bool(mine and self.kind.item(segment) != UNKNOWN)
 
     def leave(self, segment: int, level: int, share: float) -> None:
         """What is left of the segment was not used by its session's next request."""
@@ -117,19 +122,23 @@ class SegmentStore:
 
     def disown(self, session: int) -> None:
         """The session is forgotten; its blocks count as nobody's."""
-        mine = self.live & (self.session == session) & (self.kind < SegmentClass.SHARED)
+        mine = self.live & (self.session == session) & (self.kind < SHARED)
         self.kind[mine] = SegmentClass.UNKNOWN
         self.level[mine] = 0
 
-    def split(self) -> tuple[Segments, Segments]:
+    def split(self) -> tuple[Ints, Ints]:
         """Numbers of the segments that one session decides about, and of the others."""
-        shared = self.live & (self.kind >= SegmentClass.SHARED)
+        shared = self.live & (self.kind >= SHARED)
         return np.flatnonzero(self.live & ~shared), np.flatnonzero(shared)
 
-    def touch_class(self, segments: Segments) -> Segments:
+    def touch_class(self, segments: Ints) -> Ints:
         """Class of shared segments in the model of touches: by how many share them, then those of nobody."""
-        shared = self.kind[segments] == SegmentClass.SHARED
+        shared = self.kind[segments] == SHARED
         return np.where(shared, self.level[segments], CLASS_OF_NOBODY).astype(np.int64)
+
+    def touch_class_of(self, segment: int) -> int:
+        """``touch_class`` of a single one."""
+        return self.level.item(segment) if self.kind.item(segment) == SHARED else CLASS_OF_NOBODY
 
     def count(self, table: PageTable, segment: int) -> int:
         """How many blocks are in a segment now."""

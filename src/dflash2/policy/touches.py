@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 
+from dflash2.policy.arrays import Floats, Ints
 from dflash2.policy.gaps import LOW_PLAIN, SHORTEST_S
 from dflash2.policy.hazard import (
-    BIN_WIDTH,
+    LARGEST_HAZARD,
     NUM_BINS,
     PRIOR_WEIGHT,
     SHRINKAGE,
-    Floats,
     HazardTables,
-    Ints,
+    bin_at,
     bin_of,
     tables_from,
 )
@@ -39,7 +39,7 @@ class TouchModel:
 
     def note_use(self, number: int, age_s: float, num_blocks: int) -> None:
         """Blocks of class ``number`` were used again after ``age_s``."""
-        at = min(NUM_BINS - 1, max(0, int((math.log(max(age_s, SHORTEST_S)) - self.low) / BIN_WIDTH)))
+        at = bin_at(math.log(max(age_s, SHORTEST_S)), self.low)
         self._ends[0, at] += num_blocks / BLOCKS_PER_EVENT
         self._ends[number + 1, at] += num_blocks / BLOCKS_PER_EVENT
 
@@ -70,4 +70,4 @@ class TouchModel:
         root = prior * (self._ends[0] + PRIOR_WEIGHT) / (at_risk[0] * prior + PRIOR_WEIGHT)
         hazard = root * (self._ends + SHRINKAGE) / (at_risk * root + SHRINKAGE)
         hazard[0] = root
-        self.tables = tables_from(np.minimum(hazard, 0.999), self.low, {})
+        self.tables = tables_from(np.minimum(hazard, LARGEST_HAZARD), self.low, {})

@@ -7,12 +7,15 @@ It is the Gittins index of a wait that ends once.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from dflash2.policy.arrays import Floats
 
 HORIZONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96)
 """Bins looked ahead. The best ratio is flat about its maximum, so the gaps between them cost nothing measurable."""
+
+
+SHORTEST = 1e-30
+"""Where nobody is left who waits, the time held is 0 and so are the hits."""
 
 
 def hit_density(hazard: Floats, edges: Floats) -> Floats:
@@ -39,9 +42,11 @@ def hit_density(hazard: Floats, edges: Floats) -> Floats:
     best = np.zeros((num_classes, num_bins))
     for ahead in HORIZONS:
         whole = max(0, num_bins + 1 - ahead)
-        gained = hits[:, ahead:] - hits[:, :whole]
-        slope = gained / np.maximum(time[:, ahead:] - time[:, :whole], 1e-30)
+        slope = hits[:, ahead:] - hits[:, :whole]
+        waited = time[:, ahead:] - time[:, :whole]
+        np.maximum(waited, SHORTEST, out=waited)
+        slope /= waited
         np.maximum(best[:, :whole], slope, out=best[:, :whole])
-    to_the_end = (hits[:, -1:] - hits[:, :-1]) / np.maximum(time[:, -1:] - time[:, :-1], 1e-30)
+    to_the_end = (hits[:, -1:] - hits[:, :-1]) / np.maximum(time[:, -1:] - time[:, :-1], SHORTEST)
     density: Floats = np.maximum(best, to_the_end)
     return density
