@@ -16,7 +16,7 @@ from dflash2.integrations.sglang.keeper import Keeper
 from dflash2.pools.tensor import LayerFirstPool
 from dflash2.table.keys import KeyNamespace
 from dflash2.transfer.cpu_copy import CpuCopier
-from dflash2.types import IntArray, KVLayout, Tier, Urgency
+from dflash2.types import IntArray, KVLayout, Tier
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=64, block_size=8, dtype="float32")
 NUM_PAGES = 16
@@ -118,7 +118,7 @@ def test_a_block_survives_its_page(engine: Engine) -> None:
     engine.compute([10, 11, 12], [3, 7, 5])
     engine.settle()
     engine.give_up([3, 7, 5])
-    found = engine.keeper.restorable("r", [name(key) for key in (10, 11, 12, 13)])
+    found = engine.keeper.waiting.restorable("r", [name(key) for key in (10, 11, 12, 13)])
     assert (len(found.ids), found.num_ready) == (3, 3)
     assert engine.load([10, 11, 12], [9, 1, 2]) == [0, 1]
     for key, page in ((10, 9), (11, 1), (12, 2)):
@@ -149,7 +149,7 @@ def test_a_page_given_up_before_it_was_copied_is_never_offered(engine: Engine) -
     engine.give_up([3, 4])
     del engine.cache.mover.poll
     engine.settle()
-    assert len(engine.keeper.restorable("r", [name(10)]).ids) == 0
+    assert len(engine.keeper.waiting.restorable("r", [name(10)]).ids) == 0
     assert engine.cache.index.get(name(10)) is None
     assert engine.cache.table.num_used(Tier.DRAM) == 0
 
@@ -162,12 +162,13 @@ def test_what_dram_cannot_hold_goes_to_nvme_and_comes_back_through_dram(engine: 
         engine.give_up([1, 2, 3, 4])
     engine.settle()
     keys = [name(i) for i in range(4)]
-    found = engine.keeper.restorable("r", keys)
+    found = engine.keeper.waiting.restorable("r", keys)
     assert len(found.ids) == 4
     assert found.num_ready < 4
     for _ in range(50):
-        if engine.keeper.promote(found.ids, Urgency.DEMAND) and engine.keeper.restorable("r", keys).num_ready == 4:
+        if engine.keeper.waiting.restorable("r", keys).num_ready == 4:
             break
+        engine.keeper.waiting.bring_up("r")
         engine.runtime.wait(1.0)
     assert engine.load([0, 1, 2, 3], [5, 6, 7, 8]) == [0, 1]
     for key in range(4):
@@ -197,7 +198,7 @@ def test_a_block_announced_again_elsewhere_has_one_row_and_one_page(engine: Engi
     engine.give_up([3])
     engine.settle()
     engine.give_up([4])
-    assert len(engine.keeper.restorable("r", [name(10)]).ids) == 1
+    assert len(engine.keeper.waiting.restorable("r", [name(10)]).ids) == 1
 
 
 def test_what_is_computed_a_second_time_is_counted(tmp_path: Path) -> None:
@@ -217,8 +218,8 @@ def test_a_restart_finds_what_was_on_disk(tmp_path: Path) -> None:
     before.runtime.shutdown()
     after = Engine(tmp_path, dram_blocks=12, nvme_blocks=128)
     keys = [name(10), name(11)]
-    assert len(after.keeper.restorable("r", keys).ids) == 2
-    after.keeper.promote(after.keeper.restorable("r", keys).ids, Urgency.DEMAND)
+    assert len(after.keeper.waiting.restorable("r", keys).ids) == 2
+    after.keeper.waiting.bring_up("r")
     after.settle()
     assert after.load([10, 11], [1, 2]) == [0, 1]
     after.assert_page(1, 10)
@@ -226,7 +227,7 @@ def test_a_restart_finds_what_was_on_disk(tmp_path: Path) -> None:
     after.keeper.flush(5.0)
     after.runtime.shutdown()
     flushed = Engine(tmp_path, dram_blocks=12, nvme_blocks=128)
-    assert len(flushed.keeper.restorable("r", keys).ids) == 0
+    assert len(flushed.keeper.waiting.restorable("r", keys).ids) == 0
     flushed.runtime.shutdown()
 
 
@@ -258,7 +259,7 @@ def test_what_was_on_its_way_to_the_disk_when_all_was_flushed_is_not_found_later
     engine.settle()
     engine.runtime.shutdown()
     later = Engine(tmp_path, dram_blocks=12, nvme_blocks=128)
-    assert len(later.keeper.restorable("r", [name(10)]).ids) == 0
+    assert len(later.keeper.waiting.restorable("r", [name(10)]).ids) == 0
     later.runtime.shutdown()
 
 
@@ -291,10 +292,40 @@ def test_requests_bring_up_what_fits_dram_together_in_the_order_of_arrival(engin
         engine.give_up([1, 2, 3, 4])
     for _ in range(2):  # asked again, each keeps its place
         for turn in range(4):
-            engine.keeper.restorable(f"r{turn}", [name(100 * turn + i) for i in range(4)])
-    assert [engine.keeper.in_front(f"r{turn}") for turn in range(4)] == [True, True, False, False]
-    engine.keeper.forget_request("r0")
-    assert engine.keeper.in_front("r2")
+            engine.keeper.waiting.restorable(f"r{turn}", [name(100 * turn + i) for i in range(4)])
+    assert [engine.keeper.waiting.in_front(f"r{turn}") for turn in range(4)] == [True, True, False, False]
+    engine.keeper.waiting.forget("r0")
+    assert engine.keeper.waiting.in_front("r2")
+
+
+def test_what_was_brought_up_does_not_make_room_for_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tmp_path, dram_blocks=8, nvme_blocks=32)
+    pages = [1, 2, 3, 4, 5, 6]
+    engine.compute([0, 1, 2, 3, 4, 5], pages)
+    engine.settle()
+    engine.give_up(pages)
+    # What comes next has no copy on NVMe, so only the first ones' copies in DRAM can be given up without loss.
+    monkeypatch.setattr(
+        engine.cache.policy, "worth_storing", lambda _, ids, tier, __: np.full(len(ids), tier < Tier.NVME)
+    )
+    engine.compute([100 + i for i in range(6)], pages)
+    engine.settle()
+    engine.give_up(pages)
+    keys = [name(i) for i in range(6)]
+    ids = engine.keeper.waiting.restorable("r", keys).ids
+    assert len(ids) == 6
+    num_away = int(np.count_nonzero(~engine.cache.table.has(ids, Tier.DRAM)))
+    for _ in range(10):  # so often somebody looks before it starts
+        engine.keeper.waiting.restorable("r", keys)
+        engine.keeper.waiting.bring_up("r")
+        while engine.cache.mover.num_in_flight:
+            engine.runtime.wait(1.0)
+            engine.keeper.step(0, None)
+    assert engine.keeper.waiting.restorable("r", keys).num_ready == 6
+    assert engine.cache.counters.loaded_from_nvme_blocks == num_away > 0
+    engine.keeper.waiting.forget("r")
+    assert not engine.cache.table.busy.any()
+    engine.runtime.check_integrity()
 
 
 def test_expected_blocks_are_hot_until_the_request_has_them(engine: Engine) -> None:
@@ -304,9 +335,9 @@ def test_expected_blocks_are_hot_until_the_request_has_them(engine: Engine) -> N
     engine.clock.advance(10 * NUM_PAGES)
     policy, table = engine.cache.policy, engine.cache.table
     assert policy.is_cold(table, ids, engine.clock())[0]
-    engine.keeper.restorable("r", [name(10)])
+    engine.keeper.waiting.restorable("r", [name(10)])
     assert not policy.is_cold(table, ids, engine.clock())[0]
-    engine.keeper.forget_request("r")
+    engine.keeper.waiting.forget("r")
     assert policy.is_cold(table, ids, engine.clock())[0]
 
 
@@ -328,8 +359,8 @@ def test_random_walk(tmp_path: Path, seed: int) -> None:
         elif len(free) >= 4:
             rng.shuffle(free)
             pages = [free.pop() for _ in range(4)]
-            found = engine.keeper.restorable("r", [name(key) for key in keys])
-            engine.keeper.promote(found.ids, Urgency.DEMAND)
+            found = engine.keeper.waiting.restorable("r", [name(key) for key in keys])
+            engine.keeper.waiting.bring_up("r")
             ready = keys[: found.num_ready]
             if ready and engine.load(ready, pages[: len(ready)]) is not None:
                 loads += 1
@@ -338,6 +369,7 @@ def test_random_walk(tmp_path: Path, seed: int) -> None:
             held[sequence] = pages
             engine.compute(keys, pages)
             engine.keeper.used("r", [name(key) for key in ready], 32)
+            engine.keeper.waiting.forget("r")
         if rng.random() < 0.7:
             engine.keeper.step(0, None)
         if rng.random() < 0.1:

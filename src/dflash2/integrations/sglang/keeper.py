@@ -8,54 +8,22 @@ that is in HBM, in DRAM and on NVMe has one row.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
 from dflash2.integrations.sglang.clock import TurnoverClock
 from dflash2.integrations.sglang.copy_down import CopyDown, Ready
+from dflash2.integrations.sglang.expectations import Expectations
+from dflash2.integrations.sglang.holds import Holds
 from dflash2.monitoring.computed_keys import ComputedKeys
 from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.runtime import POLL_S, Runtime
 from dflash2.table.page_table import TIER_BIT, BlockState
 from dflash2.table.slots import ForeignSlots
 from dflash2.transfer.base import LayerWatcher
-from dflash2.types import IntArray, Tier, Urgency
-
-FRONT_SHARE = 0.75
-"""Share of DRAM that blocks which requests wait for may take."""
-EXPECTED_FOR_STEPS = 1000
-"""A waiting request that was not asked about for so many steps is gone."""
+from dflash2.types import IntArray, Tier
 
 EMPTY: IntArray = np.empty(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class Restorable:
-    """What of a prompt's tail lies below HBM.
-
-    Attributes:
-        ids: int32 ``[n]``, the leading blocks with a copy in DRAM or on NVMe.
-        num_ready: how many of them, from the first on, are in DRAM and can be loaded at once.
-    """
-
-    ids: IntArray
-    num_ready: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """What a waiting request will use from below HBM.
-
-    Attributes:
-        ids: the blocks.
-        on_nvme: those of them that were nowhere else when it arrived.
-        asked_at: step in which it was last asked about.
-    """
-
-    ids: IntArray
-    on_nvme: IntArray
-    asked_at: int
 
 
 class Keeper:
@@ -81,12 +49,9 @@ class Keeper:
         """Block of each device page; means something only where the mirror holds one."""
         self._doomed = EMPTY
         """Blocks that were given up while they were copied from HBM: what arrives is worthless."""
-        self._expected: dict[str, _Expected] = {}
-        """Per waiting request."""
-        self._num_wanted = np.zeros(len(self._table.busy), np.int32)
-        """Queued loads of each block. However many there are, they hold it once."""
+        self._holds = Holds(self._table)
+        self.waiting = Expectations(self._cache, clock, self._holds)
         self._computed = ComputedKeys()
-        self._num_steps = 0
         self._copy_down = CopyDown(self._cache, clock, margin_blocks)
 
     # -- told by the engine --------------------------------------------------------------------------------------
@@ -152,8 +117,7 @@ class Keeper:
         known = [block_id for block_id in map(index.get, keys) if block_id is not None]
         ids = np.array(known, np.int32)
         counters.looked_up_tokens += num_prompt_tokens
-        expected = self._expected.get(request_id)
-        fetched = np.isin(ids, EMPTY if expected is None else expected.on_nvme) & ~table.has(ids, Tier.HBM)
+        fetched = np.isin(ids, self.waiting.on_nvme(request_id)) & ~table.has(ids, Tier.HBM)
         counters.hit_tokens[Tier.NVME] += int(np.count_nonzero(fetched)) * self.runtime.layout.block_size
         rest = ids[~fetched]
         for tier in Tier:
@@ -169,75 +133,18 @@ class Keeper:
 
     # -- asked by the engine -------------------------------------------------------------------------------------
 
-    def restorable(self, request_id: str, keys: list[bytes]) -> Restorable:
-        """Which leading blocks of ``keys`` can be had from below. They stay hot until ``forget_request``."""
-        ids = self._cache.index.longest_prefix(keys)
-        below = (self._table.present[ids] & ~TIER_BIT[Tier.HBM]) != 0
-        ids = ids[: _leading(below)]
-        before = self._expected.get(request_id)
-        if before is not None:
-            self._table.next_use[before.ids] = np.inf
-        if len(ids):
-            on_nvme = ids[self._table.present[ids] == TIER_BIT[Tier.NVME]] if before is None else before.on_nvme
-            self._expected[request_id] = _Expected(ids, on_nvme, self._num_steps)  # keeps its place in the line
-            self._table.next_use[ids] = self._clock()
-        else:
-            self._expected.pop(request_id, None)
-        return Restorable(ids, _leading(self._table.has(ids, Tier.DRAM)))
-
-    def num_expected(self, request_id: str) -> int:
-        """Blocks that ``restorable`` found for a waiting request, in DRAM or on NVMe."""
-        expected = self._expected.get(request_id)
-        return 0 if expected is None else len(expected.ids)
-
-    def forget_request(self, request_id: str) -> None:
-        """The request has got its blocks, or will never want them."""
-        expected = self._expected.pop(request_id, None)
-        if expected is not None:
-            self._table.next_use[expected.ids] = np.inf
-
-    def in_front(self, request_id: str) -> bool:
-        """Whether this request's blocks, and those of all that were expected before it, fit DRAM together.
-
-        If all that wait brought theirs up at once, they would push each other's out again before anybody used them.
-        """
-        room = int(FRONT_SHARE * self._table.capacity(Tier.DRAM))
-        for index, (other, expected) in enumerate(self._expected.items()):
-            room -= len(expected.ids)
-            if other == request_id:
-                return index == 0 or room >= 0
-            if room < 0:
-                return False
-        return True
-
-    def promote(self, ids: IntArray, urgency: Urgency) -> bool:
-        """Begin to bring blocks from NVMe to DRAM.
-
-        Returns:
-            False if some have no room in DRAM now.
-        """
-        table = self._table
-        away = ids[~table.has(ids, Tier.DRAM) & table.has(ids, Tier.NVME) & (table.arriving[ids] == 0)]
-        if len(away):
-            self._cache.room.make(Tier.DRAM, len(away), self._clock())
-            begun = self._cache.mover.copy(away, Tier.NVME, Tier.DRAM, urgency)
-            return len(begun) == len(away)
-        return True
-
     def find_in_dram(self, keys: list[bytes]) -> IntArray | None:
         """Ids of these blocks if all are in DRAM, else None; they stay there until ``load`` or ``let_go``."""
         known = [block_id for block_id in map(self._cache.index.get, keys) if block_id is not None]
         ids = np.array(known, np.int32)
         if len(ids) < len(keys) or not np.all(self._table.has(ids, Tier.DRAM)):
             return None
-        self._num_wanted[ids] += 1
-        self._table.mark_busy(ids[self._num_wanted[ids] == 1])
+        self._holds.hold(ids)
         return ids
 
     def let_go(self, ids: IntArray) -> None:
-        """The blocks found will not be loaded; a block found twice appears twice."""
-        np.subtract.at(self._num_wanted, ids, 1)
-        self._table.unmark_busy(ids[self._num_wanted[ids] == 0])
+        """The blocks found will not be loaded."""
+        self._holds.let_go(ids)
 
     def load(self, ids: IntArray, pages: IntArray, watcher: LayerWatcher, ready: Ready | None) -> None:
         """Copy blocks from DRAM to device pages that the engine has set apart for requests, layer by layer.
@@ -260,9 +167,8 @@ class Keeper:
             num_free_pages: device pages that hold nothing.
             ready: see ``CopyJob``, for copies that read device pages.
         """
-        self._num_steps += 1
         self._poll()
-        self._drop_old_expectations()
+        self.waiting.step()
         self._copy_down.ahead(num_free_pages, ready)
         self.runtime.rebalance([], [])
         self._copy_down.to_nvme_early()
@@ -290,7 +196,7 @@ class Keeper:
         deadline = time.monotonic() + timeout_s
         while self._cache.mover.num_in_flight and time.monotonic() < deadline:
             self.runtime.wait(POLL_S)
-        self._expected.clear()
+        self.waiting.forget_all()
         self.freed(self._table.slots_of(self._table.on_tier(Tier.HBM), Tier.HBM))
         self.runtime.flush()
 
@@ -326,11 +232,6 @@ class Keeper:
             self._reap(self._doomed[over])
             self._doomed = self._doomed[~over]
 
-    def _drop_old_expectations(self) -> None:
-        oldest = self._num_steps - EXPECTED_FOR_STEPS
-        for request_id in [rid for rid, each in self._expected.items() if each.asked_at < oldest]:
-            self.forget_request(request_id)
-
     def _reap(self, ids: IntArray) -> None:
         """Forget blocks of which nothing is left, and with them what follows them."""
         table, index = self._table, self._cache.index
@@ -338,9 +239,3 @@ class Keeper:
         for block_id in gone.tolist():
             if table.state[block_id] == BlockState.PUBLISHED:
                 self._cache.room.release(np.array(index.unpublish(block_id), np.int32))
-
-
-def _leading(flags: np.ndarray) -> int:
-    """How many values are True before the first that is not."""
-    wrong = np.flatnonzero(~flags)
-    return int(wrong[0]) if len(wrong) else len(flags)

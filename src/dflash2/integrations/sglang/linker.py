@@ -25,7 +25,7 @@ from dflash2.integrations.sglang.page import show_page
 from dflash2.integrations.sglang.promises import Promises
 from dflash2.integrations.sglang.queue_order import QueueOrder
 from dflash2.policy.base import Outcome, RequestTraits
-from dflash2.types import IntArray, Tier, Urgency
+from dflash2.types import IntArray, Tier
 
 logger = logging.getLogger(__name__)
 
@@ -99,12 +99,12 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Lengths, in pages, of the tail that can be loaded now; what is on NVMe is brought up meanwhile."""
-        found = self.keeper.restorable(rid, self._keys.of(transfers[0].keys))
+        found = self.keeper.waiting.restorable(rid, self._keys.of(transfers[0].keys))
         if found.num_ready < len(found.ids) and rid not in self._gave_up:
             since = self._waiting.get(rid)
-            if self.keeper.in_front(rid):
+            if self.keeper.waiting.in_front(rid):
                 since = time.monotonic() if since is None else since
-                self.keeper.promote(found.ids, Urgency.DEMAND)
+                self.keeper.waiting.bring_up(rid)
             self._waiting[rid] = since
         else:
             self._waiting.pop(rid, None)
@@ -158,11 +158,11 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def num_expected_tokens(self, rid: str) -> int:
         """Tokens of a waiting request that are below the device, as of its last ``lookup``; on this rank."""
-        return self.keeper.num_expected(rid) * int(self.page_size)
+        return self.keeper.waiting.num_blocks(rid) * int(self.page_size)
 
     def forget_request(self, rid: str) -> None:
         """The request runs now, or is gone."""
-        self.keeper.forget_request(rid)
+        self.keeper.waiting.forget(rid)
         self.order.leave(rid)
         self._loading.pop(rid, None)
         self._waiting.pop(rid, None)
