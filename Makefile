@@ -82,16 +82,19 @@ $(VENV_DONE):
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
+# What an installation builds depends on these.
+PACKAGE := pyproject.toml hatch_build.py src/dflash2/pools/rows.c
+
 # torch comes first and alone: the packages after it accept whatever build is there.
 $(TORCH_DONE): $(VENV_DONE)
 	$(PIP) install -q -c constraints.txt "$(TORCH)" hatchling editables
 	@touch $@
 
-$(DEMO_DONE): $(TORCH_DONE) pyproject.toml constraints.txt
+$(DEMO_DONE): $(TORCH_DONE) $(PACKAGE) constraints.txt
 	$(PIP) install -q -c constraints.txt --no-build-isolation -e ".[demo]" "$(TORCH)"
 	@touch $@
 
-$(DEV_DONE): $(TORCH_DONE) pyproject.toml constraints.txt
+$(DEV_DONE): $(TORCH_DONE) $(PACKAGE) constraints.txt
 	$(PIP) install -q -c constraints.txt --no-build-isolation -e ".[dev]" "$(TORCH)"
 	@touch $@ $(DEMO_DONE)
 
@@ -108,7 +111,7 @@ $(MODEL_DONE): | $(VENV_DONE)
 # SGLang's own requirements name GPU packages that do not install, or do not import, without a GPU: the ones it needs
 # here are locked in tools/sglang_cpu. A .pth file makes the stand-in for its kernels importable, and hides a part of
 # torchvision that needs operators which its CPU build lacks.
-$(SGLANG_DONE): tools/sglang_cpu/requirements.txt pyproject.toml
+$(SGLANG_DONE): tools/sglang_cpu/requirements.txt $(PACKAGE)
 	rm -rf $(SGLANG_VENV)
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_PIP) install -q "$(SGLANG_TORCH)"

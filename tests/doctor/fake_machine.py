@@ -66,6 +66,7 @@ class FakeMachine:
         default_factory=lambda: {"/nvme": Space(3000 * GIB, 2000 * GIB), "/dev/shm": Space(128 * GIB, 128 * GIB)}
     )
     direct_io: DirectIOTrial = DIRECT_IO_WORKS
+    copier_problem: str = ""
 
     def build(self, root: Path) -> Machine:
         """Write the tree below ``root``."""
@@ -88,7 +89,15 @@ class FakeMachine:
         for name, text in (files | self.files).items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text, encoding="utf-8")
-        return Machine(root, self.environ, self.run, self._space, lambda folder: self.direct_io, lambda: self.torch)
+        return Machine(
+            root,
+            self.environ,
+            self.run,
+            self._space,
+            lambda folder: self.direct_io,
+            lambda: self.torch,
+            lambda: self.copier_problem,
+        )
 
     def run(self, argv: Sequence[str]) -> CommandOutput | None:
         """nvidia-smi; absent without a driver."""

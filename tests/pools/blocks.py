@@ -74,12 +74,20 @@ def tensor_pool(path: Path) -> BlockPool:
     return TensorPool(NUM_SLOTS, LAYOUT, CpuCopier())
 
 
-def layer_first_pool(path: Path) -> BlockPool:
+def numpy_tensor_pool(path: Path) -> BlockPool:
+    return TensorPool(NUM_SLOTS, LAYOUT, CpuCopier(native=False))
+
+
+def layer_first_pool(path: Path, native: bool = True) -> BlockPool:
     """Per layer ``[slots * tokens, heads, dim]`` for K and ``[slots, tokens, heads, dim]`` for V: both are accepted."""
     tail = (LAYOUT.num_kv_heads, LAYOUT.head_dim)
     keys = [torch.zeros(NUM_SLOTS * LAYOUT.block_size, *tail) for _ in range(LAYOUT.num_layers)]
     values = [torch.zeros(NUM_SLOTS, LAYOUT.block_size, *tail) for _ in range(LAYOUT.num_layers)]
-    return LayerFirstPool(keys, values, LAYOUT, CpuCopier())
+    return LayerFirstPool(keys, values, LAYOUT, CpuCopier(native))
+
+
+def numpy_layer_first_pool(path: Path) -> BlockPool:
+    return layer_first_pool(path, native=False)
 
 
 def dram_pool(path: Path) -> BlockPool:
@@ -100,6 +108,8 @@ def buffered_nvme_pool(path: Path) -> BlockPool:
 POOLS: dict[str, Callable[[Path], BlockPool]] = {
     "tensor": tensor_pool,
     "layer-first": layer_first_pool,
+    "tensor-numpy": numpy_tensor_pool,
+    "layer-first-numpy": numpy_layer_first_pool,
     "dram": dram_pool,
     "nvme": nvme_pool,
     "nvme-striped": striped_nvme_pool,

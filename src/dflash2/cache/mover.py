@@ -13,7 +13,7 @@ from dflash2.monitoring.counters import CacheCounters
 from dflash2.pools.faultlog import FaultLog
 from dflash2.table.page_table import BlockState, PageTable
 from dflash2.table.prefix_index import PrefixIndex
-from dflash2.transfer.base import Completion, CopyJob, LayerWatcher, TransferEngine
+from dflash2.transfer.base import Completion, CopyJob, LayerWatcher, TransferEngine, burst_blocks
 from dflash2.types import KEY_BYTES, TIERS_BELOW_HBM, IntArray, Tier, Urgency
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Mover:
         transfer: moves the bytes.
         counters: what is counted.
         block_bytes: payload of one block, for byte counts.
-        batch_blocks: largest job (``swap_batch_size``): bounds a burst.
+        batch_blocks: ``swap_batch_size``; bounds a job as ``burst_blocks`` says.
         reap: called with ids whose copy has ended, to free those that nobody holds any more.
     """
 
@@ -117,8 +117,9 @@ class Mover:
         """
         table = self._table
         ids = ids[: table.num_free(dst)]
-        for start in range(0, len(ids), self.batch_blocks):
-            batch = ids[start : start + self.batch_blocks]
+        size = burst_blocks(self.batch_blocks, self._block_bytes, src, dst)
+        for start in range(0, len(ids), size):
+            batch = ids[start : start + size]
             slots = table.tiers[dst].try_take(len(batch))
             assert slots is not None
             table.place(batch, dst, slots)

@@ -26,6 +26,7 @@ CHECKS: Mapping[str, Check] = {
     "devices-readable": software_checks.check_devices_readable,
     "cuda-version": software_checks.check_cuda,
     "pytorch-version": software_checks.check_pytorch,
+    "native-copier": software_checks.check_native_copier,
     "hbm-budget": device_checks.check_hbm_budget,
     "device-processes": device_checks.check_device_processes,
     "device-numa-node": device_checks.check_device_numa,

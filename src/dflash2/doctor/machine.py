@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from dflash2.pools.native_rows import NativeRows
 from dflash2.types import PAGE_BYTES
 
 COMMAND_TIMEOUT_S = 20.0
@@ -133,6 +134,15 @@ def installed_torch() -> TorchBuild | None:
     return TorchBuild(version, cuda or "")
 
 
+def native_copier_problem() -> str:
+    """Why copies in host memory have to run through NumPy; empty if they do not."""
+    try:
+        NativeRows()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What the checks see of a machine. Paths are the machine's own; ``root`` says where its tree really is.
@@ -144,6 +154,7 @@ class Machine:
         space: of the file system that holds a path.
         try_direct_io: tries an existing folder.
         torch_build: the installed PyTorch.
+        native_copier_problem: see the function of that name.
     """
 
     root: Path = Path("/")
@@ -152,6 +163,7 @@ class Machine:
     space: Callable[[Path], Space] = file_system_space
     try_direct_io: Callable[[Path], DirectIOTrial] = try_direct_io
     torch_build: Callable[[], TorchBuild | None] = installed_torch
+    native_copier_problem: Callable[[], str] = native_copier_problem
 
     def at(self, path: str | Path) -> Path:
         """Where an absolute path of the machine really is."""

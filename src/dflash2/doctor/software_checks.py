@@ -81,6 +81,19 @@ def check_pytorch(case: Case) -> Finding:
     return ok(f"PyTorch {build.version}")
 
 
+def check_native_copier(case: Case) -> Finding:
+    """The library that copies in host memory was built at installation."""
+    problem = case.machine.native_copier_problem()
+    if not problem:
+        return ok("built: copies in host memory go past the cache")
+    if case.devices.driver:
+        return ok(f"not built ({problem}); the device's driver copies, so little is lost")
+    return warn(
+        f"copies in host memory run through NumPy, at about half the speed: {problem}",
+        "install a C compiler (gcc or clang), then the package again",
+    )
+
+
 def _numbers(version: str) -> tuple[int, int]:
     found = [int(number) for number in re.findall(r"\d+", version)[:2]]
     return (found[0], found[1] if len(found) > 1 else 0)

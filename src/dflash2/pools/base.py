@@ -75,8 +75,8 @@ class LayerWise(Protocol):
 class PieceCopier(Protocol):
     """Moves blocks between a device pool and host rows. A block is the concatenation of its pieces.
 
-    Pieces are torch tensors, uint8 ``[num_slots, piece_bytes]``, contiguous in their last dimension: one for a
-    block-contiguous pool, ``num_layers * 2`` for a layer-first pool. Both calls return after the bytes have arrived.
+    Pieces are torch tensors of one shape, uint8 ``[num_slots, piece_bytes]``, contiguous: one for a block-contiguous
+    pool, ``num_layers * 2`` for a layer-first pool. Both calls return after the bytes have arrived.
     """
 
     def gather(self, pieces: Sequence[Any], slots: IntArray, buffer: ByteArray, rows: IntArray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dflash2.pools.native_rows import native_rows, rows_of
 from dflash2.pools.page_memory import PageLock, PageMemory
 from dflash2.types import BoolArray, ByteArray, IntArray, KVLayout, Tier
 
@@ -56,7 +57,14 @@ class DramPool:
 
 
 def copy_rows(src: ByteArray, src_rows: IntArray, dst: ByteArray, dst_rows: IntArray, nbytes: int) -> None:
-    """``dst[dst_rows[i], :nbytes] = src[src_rows[i], :nbytes]``. A loop of row copies: NumPy's fancy indexing
-    makes a temporary copy and reaches a third of the speed."""
+    """``dst[dst_rows[i], :nbytes] = src[src_rows[i], :nbytes]``.
+
+    Without the native copier a loop of row copies: NumPy's fancy indexing makes a temporary copy and reaches a third of
+    the speed.
+    """
+    native = native_rows()
+    if native is not None:
+        native.copy(rows_of(dst, 1, nbytes, written=True), dst_rows, rows_of(src, 1, nbytes), src_rows, nbytes)
+        return
     for i, j in zip(src_rows.tolist(), dst_rows.tolist(), strict=True):
         dst[j, :nbytes] = src[i, :nbytes]

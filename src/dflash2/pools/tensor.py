@@ -20,6 +20,8 @@ class _PiecesPool:
     tier = Tier.HBM
 
     def __init__(self, num_slots: int, layout: KVLayout, pieces: list[torch.Tensor], copier: PieceCopier) -> None:
+        if {tuple(piece.shape) for piece in pieces} != {(num_slots, layout.block_bytes // len(pieces))}:
+            raise ValueError("the pieces of a pool must be alike, and be the whole block")  # copiers rely on it
         self.num_slots = num_slots
         self.layout = layout
         self.pieces = pieces

@@ -1,8 +1,7 @@
-"""Copies between an "HBM" pool in host memory and host rows.
+"""Copies between an "HBM" pool in host memory and host rows, by the native copier or by NumPy where it was not built.
 
-Pairs are sorted by destination. A run of neighbouring destinations is filled by one ``np.take`` without the GIL where
-rows are contiguous on both sides; pieces of a layer-first pool are copied row by row. One thread moves about half of
-what the memory can: the engine gives each direction two.
+The native copier takes a batch with all its pieces in one call, without the GIL. One thread does not always move what
+the memory can: the engine gives each direction two.
 
 No torch operator copies here, though ``index_select`` alone is as fast: it opens a parallel region, and once threads
 besides the model's have done that, libgomp counts more threads than cores and puts the model's workers to sleep at each
@@ -17,24 +16,48 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from dflash2.pools.native_rows import Rows, native_rows, rows_of
 from dflash2.transfer.plan import merge_runs
 from dflash2.types import ByteArray, IntArray
 
 
 class CpuCopier:
-    """See ``pools.base.PieceCopier``. Has no state and may be shared."""
+    """See ``pools.base.PieceCopier``. Has no state and may be shared.
+
+    Args:
+        native: use the native copier if there is one; otherwise, and without it, NumPy copies.
+    """
+
+    def __init__(self, native: bool = True) -> None:
+        self._native = native_rows() if native else None
 
     def gather(self, pieces: Sequence[torch.Tensor], slots: IntArray, buffer: ByteArray, rows: IntArray) -> None:
         """Pool to host rows."""
+        if self._native is not None:
+            width = pieces[0].shape[1]
+            host = rows_of(buffer, len(pieces), width, written=True)
+            self._native.copy(host, rows, _pool_rows(pieces), slots, width)
+            return
         plan = _Plan(slots, rows)
         for piece, columns in zip(pieces, _columns(pieces, buffer), strict=True):
             plan.apply(piece.numpy(), columns)
 
     def scatter(self, pieces: Sequence[torch.Tensor], slots: IntArray, buffer: ByteArray, rows: IntArray) -> None:
         """Host rows to pool."""
+        if self._native is not None:
+            width = pieces[0].shape[1]
+            self._native.copy(_pool_rows(pieces), slots, rows_of(buffer, len(pieces), width), rows, width)
+            return
         plan = _Plan(rows, slots)
         for piece, columns in zip(pieces, _columns(pieces, buffer), strict=True):
             plan.apply(columns, piece.numpy())
+
+
+def _pool_rows(pieces: Sequence[torch.Tensor]) -> Rows:
+    """The slots of a pool. It has checked that its pieces are alike, so one is looked at."""
+    first = rows_of(pieces[0].numpy())
+    addresses = np.array([piece.data_ptr() for piece in pieces], dtype=np.uintp)
+    return Rows(addresses, first.stride_bytes, first.num_rows)
 
 
 def _columns(pieces: Sequence[torch.Tensor], buffer: ByteArray) -> list[ByteArray]:
@@ -44,7 +67,11 @@ def _columns(pieces: Sequence[torch.Tensor], buffer: ByteArray) -> list[ByteArra
 
 
 class _Plan:
-    """The runs of one batch, ready to be applied to every piece."""
+    """The runs of one batch, ready to be applied to every piece by NumPy.
+
+    A run of neighbouring destinations is filled by one ``np.take`` without the GIL where rows are contiguous on both
+    sides; pieces of a layer-first pool are copied row by row.
+    """
 
     def __init__(self, src_rows: IntArray, dst_rows: IntArray) -> None:
         runs = merge_runs(src_rows, dst_rows)

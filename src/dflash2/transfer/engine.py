@@ -14,7 +14,7 @@ from dflash2.errors import IntegrityError
 from dflash2.pools.base import BlockPool
 from dflash2.pools.faultlog import FaultLog
 from dflash2.pools.page_memory import PageLock
-from dflash2.transfer.base import Completion, CopyJob
+from dflash2.transfer.base import Completion, CopyJob, burst_blocks
 from dflash2.transfer.jobs import Batch, PendingJob
 from dflash2.transfer.lane import Lane, LaneContext
 from dflash2.transfer.pacing import PacingOptions, WritePacer
@@ -30,8 +30,8 @@ DEFAULT_IO_THREADS = 8
 DEFAULT_COPY_THREADS = 2
 _COPY_LANES = ("swap-in", "swap-out")
 _FILE_LANES = ("load", "store")
-_MIN_COPY_SHARE_BYTES = 512 * 1024
-"""Below this a second thread costs more than it copies."""
+_MIN_COPY_SHARE_BYTES = 4 * 1024 * 1024
+"""Below this a second thread costs more than it copies: it takes 0.1 ms and more until it runs."""
 _MIN_STORE_SHARE_BYTES = 2 * 1024 * 1024
 """Stores hash and write headers as well: with more threads these wait for each other. 128 KiB blocks, 8 threads, GB/s
 with shares of 1, 4, 8 and 16 blocks at least: 1.1, 1.4, 2.2, 2.6. Loads want many shares: 1.7, 1.6, 1.5, 1.5."""
@@ -47,7 +47,7 @@ class ThreadedTransferEngine:
     Args:
         pools: the tiers there are; at least two. All with one layout.
         staging_bytes: budget of the staging buffer; only what can be used of it is allocated.
-        swap_batch_size: most blocks moved as one burst.
+        swap_batch_size: most blocks moved as one burst (see ``base.burst_blocks``).
         io_threads: file threads in each direction.
         copy_threads: threads that copy between HBM and DRAM in each direction; 1 where the device copies by itself.
         pacing: how stores to NVMe are paced; None for the defaults.
@@ -189,9 +189,10 @@ class ThreadedTransferEngine:
     def _batch_of(self, job: CopyJob) -> int:
         if job.layers is not None:
             return max(1, len(job.src_slots))  # all blocks of a layer come before the next layer
-        if self._staging is not None and self._routes[(job.src, job.dst)].staged:
+        route = self._routes[(job.src, job.dst)]
+        if self._staging is not None and route.staged:
             return min(self._batch_blocks, self._staging.chunk_blocks)
-        return self._batch_blocks
+        return burst_blocks(self._batch_blocks, route.src.layout.block_bytes, job.src, job.dst)
 
     def _lane_of(self, job: CopyJob) -> Lane:
         if Tier.NVME in (job.src, job.dst):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -12,45 +10,43 @@ from dflash2.transfer.base import LayerWatcher
 from dflash2.transfer.jobs import Batch
 from dflash2.transfer.staging import StagingChunk, chunk_rows
 from dflash2.transfer.workers import Step
-from dflash2.types import BoolArray, ByteArray, IntArray, Tier
+from dflash2.types import BoolArray, ByteArray, IntArray
 
 
-@dataclass(frozen=True, slots=True)
 class Route:
-    """One ordered pair of pools.
+    """One ordered pair of pools. What kind of pools they are is looked at once: it takes longer than a small copy.
 
-    Attributes:
+    Args:
         src: pool that is read.
         dst: pool that is written.
+
+    Attributes:
+        src, dst: see above.
+        tiers: of both.
+        staged: True where neither pool's memory can be the other's buffer.
+        straight_reads_source: for a route that is not staged: True where the source does the copying, and so a failure
+            is the source's.
     """
 
-    src: BlockPool
-    dst: BlockPool
-
-    @property
-    def tiers(self) -> tuple[Tier, Tier]:
-        return (self.src.tier, self.dst.tier)
-
-    @property
-    def staged(self) -> bool:
-        """True where neither pool's memory can be the other's buffer."""
-        return not isinstance(self.src, HostAddressable) and not isinstance(self.dst, HostAddressable)
-
-    @property
-    def straight_reads_source(self) -> bool:
-        """For a route that is not staged: True where the source does the copying, and so a failure is the source's."""
-        return isinstance(self.dst, HostAddressable)
+    def __init__(self, src: BlockPool, dst: BlockPool) -> None:
+        self.src = src
+        self.dst = dst
+        self.tiers = (src.tier, dst.tier)
+        self._from_slabs = src if isinstance(src, HostAddressable) else None
+        self._to_slabs = dst if isinstance(dst, HostAddressable) else None
+        self._by_layer = dst if isinstance(dst, LayerWise) else None
+        self.staged = self._from_slabs is None and self._to_slabs is None
+        self.straight_reads_source = self._to_slabs is not None
 
     def straight_step(self, batch: Batch) -> Step:
         """The only step of a route that is not staged."""
         src_slots, dst_slots, keys = _slices(batch)
-        if isinstance(self.dst, HostAddressable):
-            slabs = self.dst.slabs
+        if self._to_slabs is not None:
+            slabs = self._to_slabs.slabs
             return _when_ready(batch, lambda at: self.src.gather(src_slots[at], slabs, dst_slots[at], _pick(keys, at)))
-        if isinstance(self.src, HostAddressable):
-            slabs, watcher = self.src.slabs, batch.pending.job.layers
-            if watcher is not None and isinstance(self.dst, LayerWise):
-                pool = self.dst
+        if self._from_slabs is not None:
+            slabs, watcher, pool = self._from_slabs.slabs, batch.pending.job.layers, self._by_layer
+            if watcher is not None and pool is not None:
                 return _when_ready(batch, lambda at: _by_layer(pool, watcher, dst_slots[at], slabs, src_slots[at]))
             return _when_ready(batch, lambda at: self.dst.scatter(dst_slots[at], slabs, src_slots[at], _pick(keys, at)))
         raise TypeError(f"route {self.tiers} needs staging")

@@ -6,6 +6,7 @@ memory can. One future per block would cost 25 to 40 % at 128 KiB; a share costs
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable
@@ -98,10 +99,12 @@ class ThreadWorkers:
         most = len(self._threads) + self._caller_works
         num_shares = min(most, -(-num_blocks // self._min_share_blocks))
         shares = Shares(num_blocks, num_shares)
-        parts = np.array_split(np.arange(num_blocks), num_shares) if num_shares else []
+        positions = np.arange(num_blocks)
+        ends = [num_blocks * i // num_shares for i in range(1, num_shares + 1)]
+        parts = [positions[start:end] for start, end in itertools.pairwise((0, *ends))]
         own = parts.pop() if parts and self._caller_works else None
-        for positions in parts:
-            self._tasks.put(partial(_run_share, step, positions, shares, self._on_error))
+        for part in parts:
+            self._tasks.put(partial(_run_share, step, part, shares, self._on_error))
         if own is not None:
             _run_share(step, own, shares, self._on_error)
         return shares
