@@ -51,7 +51,7 @@ def test_another_disk_has_nothing_to_say(tmp_path: Path) -> None:
 
 def test_smart_is_not_asked_for_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(disk_watch, "read_smart", lambda device, root: asked.append(device) or {"wear_ratio": 0.1})
+    monkeypatch.setattr(disk_watch, "read_smart", lambda device: asked.append(device) or {"wear_ratio": 0.1})
     now = [0.0]
     watch = DiskWatch(tmp_path, clock=lambda: now[0])
     first = watch.read()

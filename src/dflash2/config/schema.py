@@ -101,7 +101,7 @@ class PolicyConfig(Section):
     swap_batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
     """Blocks that leave or arrive in one burst."""
     adaptive: bool = True
-    """Lets the effective threshold move when demoted blocks come back soon or swapping does not pay."""
+    """Lets the effective threshold move down while demoted blocks come back soon."""
     high_watermark: Annotated[float, Field(gt=0.0, le=1.0)] = 0.95
     """Share of used HBM slots at which demotion starts."""
     low_watermark: Annotated[float, Field(gt=0.0, le=1.0, validate_default=True)] = 0.90

@@ -14,7 +14,6 @@ import torch
 from dflash2.errors import RequestError
 from dflash2.types import BoolArray, FloatArray, IntArray
 
-MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 256
 MAX_ANSWERS = 16
 MAX_BEAM_WIDTH = 4
@@ -25,14 +24,13 @@ _CANDIDATES = 512
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What one request asks for.
+    """What one request asks for. Stop strings are looked for where tokens become text.
 
     Attributes:
         max_tokens: tokens to generate at most.
         temperature: 0 takes the likeliest token.
         top_p: the smallest set of likeliest tokens with at least this probability; 1 keeps all.
         top_k: the k likeliest tokens; None keeps all.
-        stop: strings that end the answer; looked for where tokens become text, not here.
         stop_token_ids: tokens that end the answer, besides the model's own.
         ignore_eos: go on after the model's end-of-sequence token.
         seed: makes the choices repeatable, whatever else is in the batch; None draws one.
@@ -46,7 +44,6 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
-    stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
@@ -77,8 +74,6 @@ class SamplingParams:
         )
         _require(0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1")
         _require(self.top_k is None or self.top_k >= 1, "top_k", "must be at least 1, or left out")
-        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"has more than {MAX_STOP_STRINGS} strings")
-        _require(all(self.stop), "stop", "contains an empty string")
         _require(
             len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"has more than {MAX_STOP_TOKEN_IDS}"
         )

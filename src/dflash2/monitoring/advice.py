@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dflash2.config import Config
-from dflash2.monitoring.pitfalls import RULES, Rule, Seen, Worst
+from dflash2.monitoring.pitfalls import RULES, Seen, Worst
 
 logger = logging.getLogger(__name__)
 
@@ -20,18 +20,15 @@ class Advisor:
     """Looks at the statistics every ``INTERVAL_S`` seconds.
 
     Args:
-        rules: by id.
         clock: monotonic seconds.
         wall: seconds since 1970, for the page.
     """
 
     def __init__(
         self,
-        rules: Mapping[str, Rule] = RULES,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._rules = rules
         self._clock = clock
         self._wall = wall
         self._next = clock()
@@ -57,7 +54,7 @@ class Advisor:
             return
         self._next = now + INTERVAL_S
         self._seen = self._seen.next(stats(), config, worst)
-        for name, rule in self._rules.items():
+        for name, rule in RULES.items():
             text = rule(self._seen)
             if text is not None and now >= self._said_at.get(name, now):
                 self._said_at[name] = now + REPEAT_S

@@ -31,13 +31,11 @@ class DiskWatch:
 
     Args:
         folder: absolute, existing.
-        root: where ``sys`` and ``dev`` are looked for.
         clock: monotonic seconds.
     """
 
-    def __init__(self, folder: Path, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
-        self._root = root
         self._clock = clock
         self._smart: dict[str, Any] = {}
         self._next_smart = -float("inf")
@@ -47,7 +45,7 @@ class DiskWatch:
         now = self._clock()
         if now >= self._next_smart:
             self._next_smart = now + INTERVAL_S
-            self._smart = read_smart(self._folder.stat().st_dev, self._root)
+            self._smart = read_smart(self._folder.stat().st_dev)
         space = os.statvfs(self._folder)
         return {
             "path": str(self._folder),
@@ -59,6 +57,10 @@ class DiskWatch:
 
 def read_smart(device: int, root: Path = Path("/")) -> dict[str, Any]:
     """What the NVMe controller behind a block device (``st_dev``) says of itself.
+
+    Args:
+        device: the block device.
+        root: where ``sys`` and ``dev`` are looked for.
 
     Returns:
         The figures of ``parse_smart``; or ``{"unreadable": reason}``.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from dflash2.config import Config
@@ -49,7 +48,6 @@ class Observer:
         history: None where none is kept.
         advisor: warns.
         disk: under the NVMe tier; None where there is none. Read by the page, never here.
-        clock: monotonic seconds, for what people read: whatever the clock of decisions is.
     """
 
     def __init__(
@@ -58,7 +56,6 @@ class Observer:
         history: History | None,
         advisor: Advisor,
         disk: DiskWatch | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.mailbox: Mailbox[Observed] = Mailbox()
         """Questions of other threads."""
@@ -66,12 +63,11 @@ class Observer:
         self.advisor = advisor
         self.disk = disk
         self._swap_log = swap_log
-        self._clock = clock
 
     def step(self, observed: Observed) -> None:
         """One round. Next to free unless a second has passed."""
         self.mailbox.answer(observed)
-        self._swap_log.step(self._clock())
+        self._swap_log.step(time.monotonic())  # for people, whatever the clock of decisions is
         if self.history is not None:
             self.history.step(observed.stats)
         self.advisor.step(observed.stats, observed.config, observed.worst_blocks)

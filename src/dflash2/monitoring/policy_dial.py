@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dflash2.config.changing import running_values
@@ -15,14 +15,9 @@ REMEMBERED = 50
 
 
 class PolicyDial:
-    """The changes made since the start. Its methods run in the thread that drives the runtime.
+    """The changes made since the start. Its methods run in the thread that drives the runtime."""
 
-    Args:
-        wall: seconds since 1970.
-    """
-
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
-        self._wall = wall
+    def __init__(self) -> None:
         self._changes: deque[dict[str, Any]] = deque(maxlen=REMEMBERED)
 
     def state(self, observed: Observed) -> dict[str, Any]:
@@ -44,7 +39,7 @@ class PolicyDial:
         names = [name for name in changes if after[name] != before[name]]
         if names:
             old, new = ({name: values[name] for name in names} for values in (before, after))
-            self._changes.append({"time": self._wall(), "before": old, "after": new})
+            self._changes.append({"time": time.time(), "before": old, "after": new})
         return self.state(observed)
 
     def undo(self, observed: Observed) -> dict[str, Any]:

@@ -7,7 +7,7 @@ is switched off) is exported as zero, so that every series exists from the first
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -121,14 +121,16 @@ METRICS: tuple[Series, ...] = (
     _counter("hint_pins_refused", "Pins for which there was no room.", "hints", "pins_refused"),
     _counter("load_timeouts", "Loads given up and computed again.", "scheduler", "load_timeouts"),
     _gauge("requests_held", "Waiting requests, by what they wait for.", "scheduler", "wait_reasons", "{wait}"),
-    _counter("requests_refused", "Requests that could never fit.", "scheduler", "refused_requests"),
-    _counter(
-        "unplanned_swaps", "Requests that outgrew their estimate and were swapped.", "scheduler", "unplanned_swaps"
-    ),
+    _counter("requests_refused", "Requests that found the queue full.", "scheduler", "refused_requests"),
+    _counter("unplanned_swaps", "Requests swapped in mid-turn: HBM was short.", "scheduler", "unplanned_swaps"),
+    _counter("growth_waits", "Waits of answers that outgrew their reservation.", "scheduler", "growth_waits"),
     _counter("smoothed_steps", "Steps in which demand was held back.", "scheduler", "admission", "smoothed_steps"),
     _counter("pressure_steps", "Steps in which memory was short.", "scheduler", "admission", "pressure_steps"),
+    _gauge("step_stage_requests_waiting", "Requests that wait for the stage.", *_STEP_STAGE, "queued"),
     _counter("step_stage_seconds", "Time spent in a stage of the engine.", *_STEP_STAGE, "busy_s"),
     _counter("step_stage_wait_seconds", "Time requests waited for the stage.", *_STEP_STAGE, "wait_s"),
+    _gauge("pipeline_stage_requests_waiting", "Requests that wait for the stage.", *_STAGE, "queued"),
+    _gauge("pipeline_stage_requests", "Requests in the stage.", *_STAGE, "active"),
     _counter("pipeline_stage_seconds", "Time spent to make requests ready.", *_STAGE, "busy_s"),
     _counter("pipeline_stage_wait_seconds", "Time requests waited for the stage.", *_STAGE, "wait_s"),
     _gauge("pipeline_requests", "Requests being made ready.", "pipeline", "preparing_requests"),
@@ -161,7 +163,7 @@ METRICS: tuple[Series, ...] = (
     _gauge("effective_threshold", "The same as in effect: the adaptive guard may lower it.", "effective_threshold"),
     _counter("swap_blocks", "Blocks copied to (in) and from (out) HBM.", "counters", "swap_{direction}_blocks"),
     _counter("swap_bytes", "Bytes copied to (in) and from (out) HBM.", "counters", "swap_{direction}_bytes"),
-    _counter("nvme_demoted_blocks", "Blocks copied from DRAM to NVMe.", "counters", "demoted_to_nvme_blocks"),
+    _counter("nvme_demoted_blocks", "Blocks copied to NVMe.", "counters", "demoted_to_nvme_blocks"),
     _counter("nvme_loaded_blocks", "Blocks loaded from NVMe.", "counters", "loaded_from_nvme_blocks"),
     _counter("demoted_ahead_blocks", "Blocks demoted ahead of need.", "regret", "demoted_blocks"),
     _counter("regretted_blocks", "Of these, needed again within the horizon.", "regret", "regretted_blocks"),
@@ -206,27 +208,25 @@ METRICS: tuple[Series, ...] = (
 """All but ``dflash2_http_requests_total``, which has labels of its own."""
 
 
-def render(stats: Mapping[str, Any], metrics: Sequence[Series] = METRICS) -> bytes:
+def render(stats: Mapping[str, Any]) -> bytes:
     """The statistics in Prometheus' text format.
 
     Args:
         stats: nested, as ``Engine.stats()`` returns them; a server adds its own under ``server``.
-        metrics: what to export.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Snapshot(stats, metrics))
+    registry.register(_Snapshot(stats))
     return generate_latest(registry)
 
 
 class _Snapshot(Collector):
     """The metrics of one moment."""
 
-    def __init__(self, stats: Mapping[str, Any], metrics: Sequence[Series]) -> None:
+    def __init__(self, stats: Mapping[str, Any]) -> None:
         self._stats = stats
-        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        for series in self._metrics:
+        for series in METRICS:
             yield _family(series, self._stats)
         yield _http_requests(self._stats)
 

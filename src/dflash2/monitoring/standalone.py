@@ -20,7 +20,8 @@ from dflash2.monitoring.view import View
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0
+"""How long ``close`` waits for answers that are under way."""
 
 
 def create_monitor_app(observer: Observer, token: str | None = None) -> FastAPI:
@@ -70,7 +71,7 @@ class MonitorServer:
     def close(self) -> None:
         """Stop serving. Idempotent."""
         self._server.should_exit = True
-        self._thread.join(START_TIMEOUT_S)
+        self._thread.join(STOP_TIMEOUT_S)
         self._listener.close()
 
     def _run(self) -> None:

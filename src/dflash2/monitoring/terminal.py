@@ -14,10 +14,10 @@ from rich.text import Text
 
 from dflash2.monitoring.data_path import ROUTES
 from dflash2.monitoring.numbers_in import TIERS, number_at
+from dflash2.monitoring.pitfalls import BAD_HIT_RATE, WEAK_HIT_RATE
 
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _BAR_WIDTH = 24
-_GOOD_HIT_RATE, _BAD_HIT_RATE = 0.98, 0.95
 
 
 def screen(now: Mapping[str, Any], before: Mapping[str, Any] | None, source: str) -> RenderableType:
@@ -73,7 +73,7 @@ def _rate(now: Mapping[str, Any], before: Mapping[str, Any] | None, route: str) 
 
 def _hits(now: Mapping[str, Any]) -> Panel:
     rate, looked = number_at(now, ("hbm_hit_rate",)), _counter(now, "looked_up_tokens")
-    colour = "green" if rate >= _GOOD_HIT_RATE else "yellow" if rate >= _BAD_HIT_RATE else "red"
+    colour = "green" if rate >= WEAK_HIT_RATE else "yellow" if rate >= BAD_HIT_RATE else "red"
     rows: list[tuple[str, RenderableType]] = [("in HBM when needed", Text(f"{rate:.2%}", colour))]
     for tier in TIERS:
         rows.append((f"prompt tokens from {tier.upper()}", _share(_counter(now, f"hit_tokens_{tier}"), looked)))

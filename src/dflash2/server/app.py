@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 
 from dflash2.monitoring.routes import data_router, page_router
 from dflash2.server.admin_routes import health_router, server_view
@@ -18,12 +18,11 @@ from dflash2.server.prefetch_route import prefetch_router
 from dflash2.server.traffic import CountTraffic
 
 
-def create_app(context: ServerContext, routers: Sequence[APIRouter] = ()) -> FastAPI:
+def create_app(context: ServerContext) -> FastAPI:
     """The application; it starts the engine's thread when it starts and closes the engine when it stops.
 
     Args:
         context: its parts; the engine is not started yet.
-        routers: more routes, behind the API key like the others.
     """
 
     @asynccontextmanager
@@ -45,7 +44,6 @@ def create_app(context: ServerContext, routers: Sequence[APIRouter] = ()) -> Fas
         lora_router(context),
         prefetch_router(context),
         data_router(server_view(context)),
-        *routers,
     ):
         app.include_router(router, dependencies=guard)
     app.include_router(page_router())
