@@ -71,8 +71,8 @@ def check_memlock(case: Case) -> Finding:
     if asked > limit:
         return warn(
             found,
-            "page-locking may be refused and copies then are slower: `ulimit -l unlimited`, LimitMEMLOCK=infinity in "
-            "the systemd unit, or --ulimit memlock=-1 for the container",
+            "page-locking may be refused, and the start with it: `ulimit -l unlimited`, LimitMEMLOCK=infinity in the "
+            "systemd unit, or --ulimit memlock=-1 for the container",
         )
     return ok(found)
 

@@ -83,7 +83,7 @@ def nvme_stats(pool: object) -> dict[str, Any]:
         "healthy": pool.health is PoolHealth.OK,
         "io_mode": pool.io_mode,
         "checksum_failures": pool.checksum_failures,
-        "quarantined_slots": len(pool.quarantined_slots),
+        "quarantined_slots": pool.num_quarantined,
         "faults": dict(pool.fault_counts),
     }
 
