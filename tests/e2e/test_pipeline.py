@@ -97,7 +97,9 @@ def with_pipeline(
     async def main() -> tuple[list[list[int]], dict]:
         async_engine = AsyncEngine(engine)
         await async_engine.start()
-        pipeline = Pipeline(tokenizer, ring, ring_timeout_s=240, engine_busy_s=async_engine.busy_s)
+        pipeline = Pipeline(
+            tokenizer, ring, ring_timeout_s=240, max_prompt_tokens=10**6, engine_busy_s=async_engine.busy_s
+        )
         said = await asyncio.gather(*(one(async_engine, pipeline, number) for number in range(COUNT)))
         stats = {**await async_engine.stats(), "pipeline": pipeline.stats()}
         assert await async_engine.close(60)

@@ -68,7 +68,9 @@ def server(model_path: Path) -> Iterator[Server]:
     tokenizer = Tokenizer(load_tokenizer(model_path))
     engine = assemble_engine(load_model(model_path), parse_config(json.dumps(CONFIG)), 2_048)
     async_engine = AsyncEngine(engine)
-    pipeline = Pipeline(tokenizer, TokenRing(1 << 18), ring_timeout_s=240, engine_busy_s=async_engine.busy_s)
+    pipeline = Pipeline(
+        tokenizer, TokenRing(1 << 18), ring_timeout_s=240, max_prompt_tokens=10**6, engine_busy_s=async_engine.busy_s
+    )
     frontend = Frontend(async_engine, tokenizer, ChatRenderer(tokenizer.hf), pipeline)
     context = ServerContext(ServerSettings((MODEL,)), async_engine, frontend)
     listener = socket.create_server(("127.0.0.1", 0))

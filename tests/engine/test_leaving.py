@@ -49,7 +49,13 @@ async def leave(made: EngineWorld, count: int, seed: int) -> Counter[str]:
     ring = TokenRing(300)
     engine = AsyncEngine(made.engine)
     await engine.start()
-    pipeline = Pipeline(tokenizer, ring, ring_timeout_s=240, engine_busy_s=engine.busy_s)
+    pipeline = Pipeline(
+        tokenizer,
+        ring,
+        ring_timeout_s=240,
+        max_prompt_tokens=engine.max_context_tokens - 1,
+        engine_busy_s=engine.busy_s,
+    )
     ends: Counter[str] = Counter()
 
     async def serve(number: int, num_prompt: int, num_new: int) -> str:

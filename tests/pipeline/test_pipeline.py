@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
 
-from dflash2.errors import QueueFull, RequestError
+from dflash2.errors import QueueFull, RequestError, RequestTooLarge
 from dflash2.pipeline.handoff import TokenRing
 from dflash2.pipeline.pipeline import Pipeline, TextPrompt
 from dflash2.pipeline.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def assert_idle(pipeline: Pipeline) -> None:
 
 def test_a_text_a_chat_and_given_tokens_arrive_in_the_ring(tokenizer: GatedTokenizer) -> None:
     async def main() -> None:
-        pipeline = Pipeline(tokenizer, TokenRing(100), ring_timeout_s=240)
+        pipeline = Pipeline(tokenizer, TokenRing(100), ring_timeout_s=240, max_prompt_tokens=10**6)
         rendered = TextPrompt(lambda: "from a thread", 5, add_special_tokens=False)
         spans = await asyncio.gather(
             pipeline.prepare(text("abc"), room), pipeline.prepare(rendered, room), pipeline.prepare([1, 2], room)
@@ -81,11 +81,25 @@ def test_a_text_a_chat_and_given_tokens_arrive_in_the_ring(tokenizer: GatedToken
     asyncio.run(main())
 
 
+def test_a_text_that_is_too_long_whatever_it_says_is_not_even_tokenised(tokenizer: GatedTokenizer) -> None:
+    async def main() -> None:
+        pipeline = Pipeline(tokenizer, TokenRing(100), ring_timeout_s=240, max_prompt_tokens=5)
+        longest = len("<|im_start|>")
+        with pytest.raises(RequestTooLarge, match="72 characters, which is at least 6 tokens; this model takes"):
+            await pipeline.prepare(text("a" * longest * 6), room)
+        assert tokenizer.batches == []
+        span = await pipeline.prepare(text("a" * 10), room)
+        span.release()
+        assert_idle(pipeline)
+
+    asyncio.run(main())
+
+
 def test_what_arrives_together_is_tokenised_together(tokenizer: GatedTokenizer) -> None:
     async def main(*, enabled: bool) -> list[int]:
         tokenizer.batches.clear()
         tokenizer.gate.clear()
-        pipeline = Pipeline(tokenizer, TokenRing(1000), ring_timeout_s=240, enabled=enabled)
+        pipeline = Pipeline(tokenizer, TokenRing(1000), ring_timeout_s=240, max_prompt_tokens=10**6, enabled=enabled)
         tasks = [asyncio.create_task(pipeline.prepare(text("x" * n), room)) for n in range(1, 9)]
         await spin()
         tokenizer.gate.set()
@@ -104,7 +118,7 @@ def test_the_list_of_ids_dies_where_it_is_written(tokenizer: GatedTokenizer) -> 
     count = 4_321
 
     async def main() -> None:
-        pipeline = Pipeline(tokenizer, TokenRing(10_000), ring_timeout_s=240)
+        pipeline = Pipeline(tokenizer, TokenRing(10_000), ring_timeout_s=240, max_prompt_tokens=10**6)
         span = await pipeline.prepare(text("y" * count), room)
         gc.collect()
         lists = [one for one in gc.get_objects() if type(one) is list and len(one) == count]
@@ -117,7 +131,7 @@ def test_the_list_of_ids_dies_where_it_is_written(tokenizer: GatedTokenizer) -> 
 
 def test_a_full_ring_holds_requests_up(tokenizer: GatedTokenizer) -> None:
     async def main() -> None:
-        pipeline = Pipeline(tokenizer, TokenRing(20), ring_timeout_s=240)
+        pipeline = Pipeline(tokenizer, TokenRing(20), ring_timeout_s=240, max_prompt_tokens=10**6)
         first = await pipeline.prepare(text("x" * 10), room)
         second = asyncio.create_task(pipeline.prepare(text("y" * 10), room))
         await spin()
@@ -131,7 +145,7 @@ def test_a_full_ring_holds_requests_up(tokenizer: GatedTokenizer) -> None:
 def test_too_many_at_once_are_refused(tokenizer: GatedTokenizer) -> None:
     async def main() -> None:
         tokenizer.gate.clear()
-        pipeline = Pipeline(tokenizer, TokenRing(100), ring_timeout_s=240, max_requests=2)
+        pipeline = Pipeline(tokenizer, TokenRing(100), ring_timeout_s=240, max_prompt_tokens=10**6, max_requests=2)
         tasks = [asyncio.create_task(pipeline.prepare(text("x"), room)) for _ in range(2)]
         await spin()
         with pytest.raises(QueueFull, match="2 requests are being prepared"):
@@ -157,7 +171,14 @@ def test_work_beside_a_running_model_counts_as_hidden(tokenizer: GatedTokenizer)
             busy_s += 0.25
             return busy_s
 
-        pipeline = Pipeline(tokenizer, TokenRing(100), ring_timeout_s=240, engine_busy_s=engine_busy_s, clock=clock)
+        pipeline = Pipeline(
+            tokenizer,
+            TokenRing(100),
+            ring_timeout_s=240,
+            max_prompt_tokens=10**6,
+            engine_busy_s=engine_busy_s,
+            clock=clock,
+        )
         await pipeline.prepare(text("x"), room)
         stage = pipeline.stats()["stages"]["tokenise"]
         assert (stage["busy_s"], stage["hidden_s"]) == (1.0, 0.25)
@@ -172,7 +193,7 @@ def refuse(count: int) -> int:
 async def leave_everywhere(tokenizer: GatedTokenizer, count: int, seed: int) -> None:
     """Requests that leave after a random while, refused ones among them."""
     rng = np.random.default_rng(seed)
-    pipeline = Pipeline(tokenizer, TokenRing(400), ring_timeout_s=240, max_requests=10**6)
+    pipeline = Pipeline(tokenizer, TokenRing(400), ring_timeout_s=240, max_prompt_tokens=10**6, max_requests=10**6)
     kept: list[object] = []
 
     async def one(number: int) -> None:

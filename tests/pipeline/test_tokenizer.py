@@ -5,7 +5,10 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
+from tokenizers import normalizers
 
 from dflash2.errors import ModelError
 from dflash2.pipeline.tokenizer import LONG_TEXT_CHARS, Tokenizer
@@ -75,3 +78,21 @@ def test_many_threads_at_once_agree(tokenizer: Tokenizer) -> None:
 def test_a_slow_tokenizer_is_refused() -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         Tokenizer(object())
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC()])
+@given(text=st.text(alphabet="ab \n\té́각", max_size=60))
+def test_never_fewer_tokens_than_told(normalizer: normalizers.Normalizer | None, text: str) -> None:
+    hf = tiny_hf_tokenizer()
+    if normalizer is not None:
+        hf.backend_tokenizer.normalizer = normalizer
+    tokenizer = Tokenizer(hf, num_threads=1)
+    assert len(tokenizer.encode(text, add_special_tokens=False)) >= tokenizer.fewest_tokens(text)
+    tokenizer.close()
+
+
+def test_white_space_does_not_count(tokenizer: Tokenizer) -> None:
+    longest = len("<|im_start|>")
+    assert tokenizer.fewest_tokens(" \n" * 1000) == 0
+    assert tokenizer.fewest_tokens("a " * longest * 5) == 5
+    assert tokenizer.fewest_tokens("a" * (longest * 5 + 1)) == 6

@@ -85,7 +85,13 @@ def serving(
     tokenizer = Tokenizer(hf)
     engine = AsyncEngine(fake, idle_interval_s=0.01)
     ring = TokenRing(ring_tokens)
-    pipeline = Pipeline(tokenizer, ring, ring_timeout_s=240, engine_busy_s=engine.busy_s)
+    pipeline = Pipeline(
+        tokenizer,
+        ring,
+        ring_timeout_s=240,
+        max_prompt_tokens=engine.max_context_tokens - 1,
+        engine_busy_s=engine.busy_s,
+    )
     frontend = Frontend(engine, tokenizer, ChatRenderer(hf, chat_template), pipeline)
     defaults = {"model_names": (MODEL, "alias"), "shutdown_grace_s": 5.0}
     context = ServerContext(

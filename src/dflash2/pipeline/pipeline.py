@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dflash2.errors import QueueFull
+from dflash2.errors import QueueFull, RequestTooLarge
 from dflash2.pipeline.handoff import TokenIds, TokenRing, TokenSpan
 from dflash2.pipeline.stages import Stage
 from dflash2.pipeline.tokenise_stage import MAX_BATCH, TokeniseStage
@@ -52,6 +52,8 @@ class Pipeline:
         tokenizer: not owned.
         ring: where the token ids go.
         ring_timeout_s: so long a prompt may wait for room there.
+        max_prompt_tokens: a text that must have more is refused before it is tokenised, which takes a hundred bytes
+            of memory and more for each token.
         enabled: False tokenises one request after the other, as engines do without a pipeline.
         max_requests: requests in these stages; more are refused.
         engine_busy_s: seconds that the model has been running so far, to tell what is hidden behind it.
@@ -64,6 +66,7 @@ class Pipeline:
         ring: TokenRing,
         *,
         ring_timeout_s: float,
+        max_prompt_tokens: int,
         enabled: bool = True,
         max_requests: int = 1024,
         engine_busy_s: Callable[[], float] = lambda: 0.0,
@@ -72,6 +75,7 @@ class Pipeline:
         self.enabled = enabled
         self.ring = ring
         self._ring_timeout_s = ring_timeout_s
+        self._max_prompt_tokens = max_prompt_tokens
         self._tokenizer = tokenizer
         self._max_requests = max_requests
         self._num_requests = 0
@@ -95,7 +99,8 @@ class Pipeline:
 
         Raises:
             QueueFull: too many requests are in these stages.
-            RequestTooLarge, DeadlineExceeded: see ``TokenRing.put``.
+            RequestTooLarge: the text has more than ``max_prompt_tokens`` whatever it says, or see ``TokenRing.put``.
+            DeadlineExceeded: see ``TokenRing.put``.
             Exception: what ``output_room`` or a template raised.
         """
         if self._num_requests >= self._max_requests:
@@ -127,4 +132,10 @@ class Pipeline:
                 text = prompt.text
             else:
                 text = await self._tokenizer.run(prompt.text, prompt.num_chars)
+            fewest = self._tokenizer.fewest_tokens(text)
+            if fewest > self._max_prompt_tokens:
+                raise RequestTooLarge(
+                    f"the prompt has {len(text)} characters, which is at least {fewest} tokens; this model takes "
+                    f"prompts of {self._max_prompt_tokens}"
+                )
         return await self._tokenise.encode(text, add_special_tokens=prompt.add_special_tokens)

@@ -15,6 +15,9 @@ from dflash2.types import IntArray
 
 LONG_TEXT_CHARS = 32 * 1024
 """Texts above this share one thread of their own: about 30 ms of byte-pair encoding on one core."""
+WHITE_SPACE = " \t\n\r"
+NORMALISED_CHARS = 4
+"""Composition (NFC) joins a letter and its marks, three as a rule; some room above that."""
 
 T = TypeVar("T")
 
@@ -40,6 +43,7 @@ class Tokenizer:
         self.num_threads = num_threads
         # The backend is called directly: the wrapper above it changes shared truncation state and is not thread-safe.
         self._backend = backend
+        self._longest_token_chars = max(map(len, backend.get_vocab(with_added_tokens=True)))
         self._short_lane = ThreadPoolExecutor(num_threads, thread_name_prefix="dflash2-tokenizer")
         self._long_lane = ThreadPoolExecutor(1, thread_name_prefix="dflash2-tokenizer-long")
 
@@ -52,6 +56,17 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Token ids are below this, added tokens included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def fewest_tokens(self, text: str) -> int:
+        """No fewer tokens than this come out of a text, told at once. White space does not count: it may be dropped.
+
+        Tokens of byte-level vocabularies have a character for each byte, others for each character of the text; Unicode
+        normalisation makes one character of at most ``NORMALISED_CHARS``.
+        """
+        num_chars = len(text) - sum(map(text.count, WHITE_SPACE))
+        if self._backend.normalizer is not None:
+            num_chars //= NORMALISED_CHARS
+        return -(-num_chars // self._longest_token_chars)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> IntArray:
         """Token ids of a text, int32 ``[n]``; n may be 0.

@@ -88,6 +88,7 @@ def serve(
         tokenizer,
         TokenRing(settings.pipeline.ring_tokens, page_locked=page_locked),
         ring_timeout_s=settings.admission_timeout_s,
+        max_prompt_tokens=async_engine.max_context_tokens - 1,
         enabled=settings.pipeline.enabled,
         max_requests=settings.pipeline.max_requests,
         engine_busy_s=async_engine.busy_s,
