@@ -58,6 +58,21 @@ def test_blocks_on_a_tier_are_those_with_a_complete_copy(table: PageTable, ids: 
     assert table.on_tier(Tier.DRAM).tolist() == []
 
 
+def test_each_block_counts_on_the_fastest_tier_that_has_it_complete(table: PageTable, ids: IntArray) -> None:
+    nowhere = table.try_allocate(1)
+    assert nowhere is not None
+    place(table, nowhere, Tier.NVME)  # still arriving
+    place(table, ids, Tier.DRAM)
+    table.settle(ids, Tier.DRAM)
+    table.drop(ids[:1], Tier.HBM)
+    found = table.by_fastest_tier(np.concatenate([nowhere, ids]))
+    assert {tier: there.tolist() for tier, there in found.items()} == {
+        Tier.HBM: ids[1:].tolist(),
+        Tier.DRAM: ids[:1].tolist(),
+        Tier.NVME: [],
+    }
+
+
 def test_there_is_a_row_for_every_slot(table: PageTable) -> None:
     assert table.num_rows == table.num_free_rows == 9
     assert table.try_allocate(10) is None

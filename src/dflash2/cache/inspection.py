@@ -51,12 +51,9 @@ class BlockInspector:
 
     def _histogram(self, live: IntArray) -> dict[str, list[int]]:
         counts: dict[str, list[int]] = {}
-        rest = live
-        for tier in Tier:
-            there = self._table.has(rest, tier)
-            heat = np.clip(self._table.heat[rest[there]], 0.0, 1.0)
+        for tier, there in self._table.by_fastest_tier(live).items():
+            heat = np.clip(self._table.heat[there], 0.0, 1.0)
             counts[tier.label] = np.histogram(heat, bins=NUM_BINS, range=(0.0, 1.0))[0].tolist()
-            rest = rest[~there]
         return counts
 
     def _block(self, block_id: int, now: float) -> dict[str, Any]:

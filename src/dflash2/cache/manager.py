@@ -254,11 +254,8 @@ class CacheManager:
 
     def _count_hits(self, ids: IntArray) -> None:
         """Credit each block to the fastest tier that has it."""
-        rest = ids
-        for tier in Tier:
-            there = self.table.has(rest, tier)
-            self.counters.hit_tokens[tier] += int(np.count_nonzero(there)) * self.block_size
-            rest = rest[~there]
+        for tier, there in self.table.by_fastest_tier(ids).items():
+            self.counters.hit_tokens[tier] += len(there) * self.block_size
 
     def _seal_from(self, sequence: Sequence, first: int) -> None:
         """Blocks from index ``first`` on have become full."""

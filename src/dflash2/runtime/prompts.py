@@ -48,14 +48,9 @@ class Prompts:
         self, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None
     ) -> dict[Tier, int]:
         """How many of a prompt's tokens are cached, each counted on the fastest tier that has it."""
-        table = self._cache.table
-        rest = self._cache.peek(self.root(adapter, tenant_salt), token_ids)
-        found = {}
-        for tier in Tier:
-            there = table.has(rest, tier)
-            found[tier] = int(np.count_nonzero(there)) * self._cache.block_size
-            rest = rest[~there]
-        return found
+        ids = self._cache.peek(self.root(adapter, tenant_salt), token_ids)
+        found = self._cache.table.by_fastest_tier(ids)
+        return {tier: len(there) * self._cache.block_size for tier, there in found.items()}
 
     def has_room_for(self, token_ids: IntArray, *, adapter: str | None = None, tenant_salt: str | None = None) -> bool:
         """Whether a prompt, opened without a promise, could enter HBM now."""

@@ -111,6 +111,14 @@ class PageTable:
         there: BoolArray = (self.present[ids] & TIER_BIT[tier]) != 0
         return there
 
+    def by_fastest_tier(self, ids: IntArray) -> dict[Tier, IntArray]:
+        """The given blocks by the fastest tier that has a complete copy; what has none is left out."""
+        found, rest = {}, ids
+        for tier in Tier:
+            there = self.has(rest, tier)
+            found[tier], rest = rest[there], rest[~there]
+        return found
+
     def on_tier(self, tier: Tier) -> IntArray:
         """Ids of all blocks with a complete copy on ``tier``; for HBM in the order of their slots.
 

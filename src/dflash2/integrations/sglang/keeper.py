@@ -119,11 +119,8 @@ class Keeper:
         counters.looked_up_tokens += num_prompt_tokens
         fetched = np.isin(ids, self.waiting.on_nvme(request_id)) & ~table.has(ids, Tier.HBM)
         counters.hit_tokens[Tier.NVME] += int(np.count_nonzero(fetched)) * self.runtime.layout.block_size
-        rest = ids[~fetched]
-        for tier in Tier:
-            there = table.has(rest, tier)
-            counters.hit_tokens[tier] += int(np.count_nonzero(there)) * self.runtime.layout.block_size
-            rest = rest[~there]
+        for tier, there in table.by_fastest_tier(ids[~fetched]).items():
+            counters.hit_tokens[tier] += len(there) * self.runtime.layout.block_size
         counters.used_blocks += len(ids)
         counters.used_in_hbm_blocks += int(np.count_nonzero(table.has(ids, Tier.HBM)))
         self._cache.prefetcher.note_needed(ids)
