@@ -12,6 +12,7 @@ from tokenizers import normalizers
 
 from dflash2.errors import ModelError
 from dflash2.pipeline.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from dflash2.types import IntArray
 
 
 @pytest.fixture
@@ -19,6 +20,10 @@ def tokenizer():
     tokenizer = Tokenizer(tiny_hf_tokenizer(), num_threads=1)
     yield tokenizer
     tokenizer.close()
+
+
+async def in_a_thread(tokenizer: Tokenizer, text: str) -> IntArray:
+    return await tokenizer.run(lambda: tokenizer.encode(text, add_special_tokens=False), len(text))
 
 
 def test_ids_are_int32_and_come_back(tokenizer: Tokenizer) -> None:
@@ -38,7 +43,7 @@ def test_the_same_off_the_loop(tokenizer: Tokenizer) -> None:
 
     async def main() -> list[int]:
         await tokenizer.run(lambda: names.append(threading.current_thread().name), 1)
-        return (await tokenizer.encode_async("ab", add_special_tokens=False)).tolist()
+        return (await in_a_thread(tokenizer, "ab")).tolist()
 
     assert asyncio.run(main()) == [97, 98]
     assert names[0].startswith("dflash2-tokenizer")
@@ -54,7 +59,7 @@ def test_a_short_text_is_not_held_behind_a_long_one(tokenizer: Tokenizer) -> Non
 
         long = asyncio.create_task(tokenizer.run(work, LONG_TEXT_CHARS + 1))
         await asyncio.to_thread(started.wait, 20)
-        short = await tokenizer.encode_async("ab", add_special_tokens=False)
+        short = await in_a_thread(tokenizer, "ab")
         assert len(short) == 2
         assert not long.done()
         blocker.set()
@@ -68,7 +73,7 @@ def test_many_threads_at_once_agree(tokenizer: Tokenizer) -> None:
 
     async def main() -> list[int]:
         many = Tokenizer(tokenizer.hf, num_threads=4)
-        ids = await asyncio.gather(*(many.encode_async(text, add_special_tokens=False) for text in texts))
+        ids = await asyncio.gather(*(in_a_thread(many, text) for text in texts))
         many.close()
         return [len(one) for one in ids]
 

@@ -85,10 +85,6 @@ class Tokenizer:
             return [self._backend.encode(texts[0], add_special_tokens=add_special_tokens)]
         return list(self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens))
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool) -> IntArray:
-        """``encode`` in a thread."""
-        return await self.run(lambda: self.encode(text, add_special_tokens=add_special_tokens), len(text))
-
     async def run(self, work: Callable[[], T], num_chars: int) -> T:
         """Run text work in the lane for its size.
 
