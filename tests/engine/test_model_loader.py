@@ -67,6 +67,12 @@ def test_missing_weights_are_an_error_not_random_numbers(tmp_path: Path) -> None
         load_model(tmp_path)
 
 
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match="no CUDA device"):
+        load_model("/nothing/there", device="cuda:0")
+
+
 def test_another_dtype_is_refused(saved: Path) -> None:
     with pytest.raises(ModelError, match="int8"):
         load_model(saved, dtype="int8")

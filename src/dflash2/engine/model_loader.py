@@ -83,10 +83,13 @@ def load_model(
         pack: on a CPU, keep the weights of float32 linear layers only in oneDNN's order; see ``packed_linear``.
 
     Raises:
-        ModelError: it cannot be found or read, or is of a kind that the engine does not run.
+        ModelError: it cannot be found or read, or is of a kind that the engine does not run, or there is no
+            such device.
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not supported, only {', '.join(DTYPES)}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"this torch ({torch.__version__}) sees no CUDA device, so nothing can be loaded to {device}")
     source = str(path_or_id)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     model = _load_gguf(Path(source), torch_dtype) if _is_gguf(source) else _load_transformers(source, torch_dtype)
