@@ -276,6 +276,19 @@ def test_copies_of_blocks_that_the_engine_still_has_are_not_made_over_and_over(t
     engine.runtime.shutdown()
 
 
+def test_blocks_do_not_push_each_other_out_of_dram_while_nvme_is_spared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tmp_path, dram_blocks=4, nvme_blocks=32)
+    monkeypatch.setattr(type(engine.cache.mover), "spares_nvme", property(lambda _: True))
+    engine.compute(list(range(10)), list(range(1, 11)))
+    for _ in range(30):
+        engine.keeper.step(0, None)
+        engine.runtime.wait(1.0)
+    assert engine.cache.counters.swap_out_blocks == 4
+    engine.runtime.check_integrity()
+
+
 def test_a_long_load_arrives_layer_by_layer_whatever_the_number_of_threads(engine: Engine) -> None:
     engine.compute(list(range(10, 19)), list(range(1, 10)))
     engine.settle()

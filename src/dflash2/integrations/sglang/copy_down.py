@@ -46,7 +46,7 @@ class CopyDown:
         if num_free_pages < self._margin and self._may_be_alone and self._seen_above != self._marks():
             self._seen_above = self._marks()
             rest = self._next_alone(self._margin)
-            for tier in TIERS_BELOW_HBM:
+            for tier in filter(self._takes, TIERS_BELOW_HBM):
                 rest = self._copy(self._worth_storing(rest, tier), tier, ready)
 
     def begin(self, ids: IntArray, ready: Ready | None) -> None:
@@ -57,8 +57,8 @@ class CopyDown:
     def to_nvme_early(self) -> None:
         """Once a step: a batch of blocks that are on no disk yet goes to free slots there, while nothing else moves."""
         table, mover, now = self._table, self._cache.mover, self._clock()
-        spare = 0 if mover.spares_nvme else min(table.num_free(Tier.NVME), mover.batch_blocks)
-        if not spare or mover.num_in_flight or not mover.accepts(Tier.NVME, now) or self._seen_below == self._marks():
+        spare = min(table.num_free(Tier.NVME), mover.batch_blocks) if self._takes(Tier.NVME) else 0
+        if not spare or mover.num_in_flight or self._seen_below == self._marks():
             return
         idle = self._cache.room.idle(Tier.DRAM)
         only_here = self._worth_storing(idle[(table.present[idle] & TIER_BIT[Tier.NVME]) == 0], Tier.NVME)
@@ -67,6 +67,11 @@ class CopyDown:
             return
         chosen = np.sort(self._cache.policy.order(table, only_here, spare, now))
         mover.copy(chosen, Tier.DRAM, Tier.NVME, Urgency.SPECULATIVE)
+
+    def _takes(self, tier: Tier) -> bool:
+        """What nobody is waiting for may be stored on this tier now. Room that may not be used is no room."""
+        mover = self._cache.mover
+        return mover.accepts(tier, self._clock()) and not (tier is Tier.NVME and mover.spares_nvme)
 
     def _copy(self, ids: IntArray, tier: Tier, ready: Ready | None) -> IntArray:
         """Begin to copy blocks from HBM to one tier.
@@ -101,7 +106,7 @@ class CopyDown:
         self._may_be_alone = bool(np.any(only_here))
         order = np.lexsort((table.position[candidates], table.last_use[candidates]))
         alone: IntArray = candidates[order][:count]
-        overflow = len(alone) - sum(table.num_free(tier) for tier in TIERS_BELOW_HBM)
+        overflow = len(alone) - sum(table.num_free(tier) for tier in TIERS_BELOW_HBM if self._takes(tier))
         if overflow <= 0:
             return alone
         kept = np.flatnonzero(((table.present & ~TIER_BIT[Tier.HBM]) != 0) & (table.busy == 0)).astype(np.int32)

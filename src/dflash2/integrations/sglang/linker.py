@@ -21,6 +21,7 @@ from dflash2.integrations.sglang.copy_down import Ready
 from dflash2.integrations.sglang.device_heat import DeviceHeat
 from dflash2.integrations.sglang.layers import CounterWatcher
 from dflash2.integrations.sglang.metrics import SchedulerMetrics
+from dflash2.integrations.sglang.nvme_waits import NvmeWaits
 from dflash2.integrations.sglang.page import show_page
 from dflash2.integrations.sglang.promises import Promises
 from dflash2.integrations.sglang.queue_order import QueueOrder
@@ -29,8 +30,8 @@ from dflash2.types import IntArray, Tier
 
 logger = logging.getLogger(__name__)
 
-NVME_WAIT_S = 10.0
-"""Longest time that a request waits for its blocks to come from NVMe before it computes them again."""
+IDLE_WAIT_S = 0.001
+"""Longest single wait for copies where the engine has nothing else to do."""
 FLUSH_WAIT_S = 2.0
 RETRACT_WAIT_S = 0.5
 """Longest time that a retraction waits for the last blocks of the request to be copied down."""
@@ -48,7 +49,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
     """See ``UnifiedCacheLinker``.
 
     A request's blocks are loaded from DRAM only, which cannot fail; those on NVMe are brought to DRAM first, while the
-    request waits in the queue (``must_wait``).
+    request waits in the queue (``nvme_waits``).
     """
 
     def __init__(
@@ -78,9 +79,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self._queued: dict[str, tuple[IntArray, IntArray]] = {}
         self._loading: dict[str, list[bytes]] = {}
         self._offloads: deque[_Offload] = deque()
-        self._waiting: dict[str, float | None] = {}
-        """Requests that wait for blocks from NVMe, and since when these are on their way; None: not yet."""
-        self._gave_up: set[str] = set()
+        self.nvme_waits = NvmeWaits()
         self.parent_hashes: list[str] = []
         """Page hashes of what precedes the node that is offloaded next; set by a hook."""
         self.inserting: str | None = None
@@ -100,27 +99,18 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Lengths, in pages, of the tail that can be loaded now; what is on NVMe is brought up meanwhile."""
         found = self.keeper.waiting.restorable(rid, self._keys.of(transfers[0].keys))
-        if found.num_ready < len(found.ids) and rid not in self._gave_up:
-            since = self._waiting.get(rid)
-            if self.keeper.waiting.in_front(rid):
-                since = time.monotonic() if since is None else since
+        if found.num_ready < len(found.ids) and not self.nvme_waits.gave_up(rid):
+            in_front = self.keeper.waiting.in_front(rid)
+            if in_front:
                 self.keeper.waiting.bring_up(rid)
-            self._waiting[rid] = since
+            self.nvme_waits.note(rid, started=in_front)
         else:
-            self._waiting.pop(rid, None)
+            self.nvme_waits.over(rid)
         return list(range(1, found.num_ready + 1))
 
-    def must_wait(self, rid: str) -> bool:
-        """On this rank: the request's blocks are still on their way from NVMe and its patience is not exhausted."""
-        if rid not in self._waiting:
-            return False
-        since = self._waiting[rid]
-        if since is None or time.monotonic() - since < NVME_WAIT_S:
-            return True
-        del self._waiting[rid]
-        self._gave_up.add(rid)
-        logger.warning("dflash2_swap request %s waited %.0f s for NVMe and is computed again", rid, NVME_WAIT_S)
-        return False
+    def let_copies_run(self) -> None:
+        """The engine has nothing to do but wait for copies: their threads may have the interpreter for a moment."""
+        self.keeper.runtime.wait(IDLE_WAIT_S)
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Queue a load into the request's own device pages."""
@@ -165,8 +155,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         self.keeper.waiting.forget(rid)
         self.order.leave(rid)
         self._loading.pop(rid, None)
-        self._waiting.pop(rid, None)
-        self._gave_up.discard(rid)
+        self.nvme_waits.forget(rid)
 
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         """Note the pages of a new node; whether and when they are copied down is the keeper's business."""
@@ -208,8 +197,7 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
             self.keeper.let_go(ids)
         self._queued.clear()
         self._offloads.clear()
-        self._waiting.clear()
-        self._gave_up.clear()
+        self.nvme_waits.clear()
         self.keeper.flush(FLUSH_WAIT_S)
         self.layer_done_counter.reset()
         self.device_heat.clear()

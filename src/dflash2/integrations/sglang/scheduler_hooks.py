@@ -10,6 +10,7 @@ import torch
 from dflash2.config import load_config
 from dflash2.integrations.sglang import hookpoints, settings
 from dflash2.integrations.sglang.build import Placement, being_made, made
+from dflash2.integrations.sglang.nvme_waits import Wait
 from dflash2.integrations.sglang.sizing import kv_budget_bytes
 from dflash2.policy.base import Outcome
 
@@ -159,14 +160,17 @@ def _first_come_first_served(scheduler: Any) -> bool:
 
 
 def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-    """A request whose blocks are still on their way is passed over; those behind it are not held up."""
+    """A request whose blocks are still on their way holds up those behind it for a moment, and is passed over then."""
     from sglang.srt.managers.schedule_policy import AddReqResult
 
     linker = linker_of(adder.tree_cache)
     if linker is None:
         return original(adder, req, *args, **kwargs)
-    if linker.has_nvme and agreed(adder.tree_cache, linker.must_wait(req.rid)):
-        return AddReqResult.CONTINUE
+    wait = most(adder.tree_cache, linker.nvme_waits.of(req.rid)) if linker.has_nvme else Wait.NOT
+    if wait != Wait.NOT:
+        if not adder.can_run_list and not adder.running_batch.reqs:
+            linker.let_copies_run()
+        return AddReqResult.OTHER if wait == Wait.HOLDS else AddReqResult.CONTINUE
     num_prompt, max_new, produced = len(req.origin_input_ids), req.sampling_params.max_new_tokens, len(req.output_ids)
     on_any_rank = functools.partial(agreed, adder.tree_cache)
     if not linker.promises.try_give(req.rid, num_prompt, max_new, produced, req.lora_id, on_any_rank):
@@ -238,7 +242,12 @@ def outcome_of(req: Any) -> Outcome | None:
 
 def agreed(tree_cache: Any, here: bool) -> bool:
     """True on all ranks if it is true on one. Every rank must ask."""
-    return _reduced(tree_cache, int(here), torch.distributed.ReduceOp.MAX) > 0
+    return most(tree_cache, int(here)) > 0
+
+
+def most(tree_cache: Any, here: int) -> int:
+    """The largest of what the ranks give. Every rank must ask."""
+    return _reduced(tree_cache, here, torch.distributed.ReduceOp.MAX)
 
 
 def least(tree_cache: Any, here: int) -> int:
