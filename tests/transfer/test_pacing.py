@@ -50,6 +50,26 @@ def test_back_pressure_begins_late_and_ends_later() -> None:
     assert not paced.is_pressed
 
 
+def test_back_pressure_ends_with_what_it_keeps_from_being_seen() -> None:
+    clock = Clock()
+    paced = pacer(clock=clock)
+    for took_s in [0.001] * 20 + [0.015] * 10:
+        paced.after_batch(1_000_000, took_s)
+    assert paced.is_pressed
+    clock.now += 1.0  # nothing was stored since
+    assert not paced.is_pressed
+    assert paced.max_blocks(1 << 20) == 4  # a small batch finds out
+    paced.after_batch(1_000_000, 0.015)
+    assert paced.is_pressed
+
+
+def test_one_batch_says_little_however_long_it_took() -> None:
+    paced = pacer()
+    for took_s in [0.001] * 20 + [60.0] + [0.001] * 4:
+        paced.after_batch(1_000_000, took_s)
+    assert not paced.is_pressed
+
+
 def test_one_lucky_batch_does_not_make_the_device_look_slow() -> None:
     paced = pacer()
     for took_s in [0.010] * 20 + [0.0001] + [0.010] * 20:

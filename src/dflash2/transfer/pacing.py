@@ -22,6 +22,10 @@ _RECENT_WEIGHT = 0.3
 _USUAL_WEIGHT = 0.02
 _PRESSED_WEIGHT = 0.001
 """A device that stays slow becomes the usual one, after thousands of batches."""
+_PROBE_S = 1.0
+"""Back-pressure ends when nothing was stored for so long: the next batch, a small one, shows whether it is over."""
+_WORST = 16.0
+"""One batch counts as at most so many times as slow as usual: a process that was stopped in between looks worse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,17 @@ class WritePacer:
         self._recent = 0.0
         self._budget_left = float(options.bytes_per_day or 0)
         self._refilled_at = clock()
-        self.is_pressed = False
+        self._slow = False
+        self._seen_at = -math.inf
+
+    @property
+    def is_pressed(self) -> bool:
         """Back-pressure: whoever may leave a store undone should."""
+        return self._slow and self._clock() < self._seen_at + _PROBE_S
 
     def max_blocks(self, block_bytes: int) -> int | None:
         """Most blocks of the next batch; None for the usual number."""
-        return max(1, self._options.pressed_batch_bytes // block_bytes) if self.is_pressed else None
+        return max(1, self._options.pressed_batch_bytes // block_bytes) if self._slow else None
 
     def must_wait(self, urgency: Urgency) -> bool:
         """True if ``before_batch`` would wait; what is under way should be ended first, it may hold what loads need."""
@@ -93,12 +102,13 @@ class WritePacer:
         per_byte = took_s / num_bytes
         if self._usual is None:
             self._usual = self._recent = per_byte
-        self._recent += _RECENT_WEIGHT * (per_byte - self._recent)
+        self._recent += _RECENT_WEIGHT * (min(per_byte, _WORST * self._usual) - self._recent)
+        self._seen_at = self._clock()
         if self._recent >= self._options.slow_factor * self._usual:
-            self.is_pressed = True
+            self._slow = True
         elif self._recent <= self._options.recovered_factor * self._usual:
-            self.is_pressed = False
-        weight = _PRESSED_WEIGHT if self.is_pressed else _USUAL_WEIGHT
+            self._slow = False
+        weight = _PRESSED_WEIGHT if self._slow else _USUAL_WEIGHT
         self._usual += weight * (per_byte - self._usual)
 
     @property
