@@ -12,6 +12,7 @@ in SGLang so that it can be compared on a CPU is in ``sglang_cpu/dflash2_bench_c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -39,12 +40,14 @@ def main() -> None:
     parser.add_argument("--settings", default=",".join(SETTINGS), help="comma-separated")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="of each server")
+    parser.add_argument("--keep", type=Path, help="folder for logs and files of the servers; else they are removed")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     sizes = replace(Sizes(), dram=Sizes.device // 2) if arguments.workload == "d" else Sizes()
     rows: list[dict[str, Any]] = []
     servers: list[BenchServer] = []
-    with tempfile.TemporaryDirectory(prefix="dflash2-bench-") as place:
+    with contextlib.ExitStack() as stack:
+        place = arguments.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="dflash2-bench-"))
         try:
             for setting in arguments.settings.split(","):
                 where = Path(place) / setting

@@ -16,27 +16,29 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 
 HERE = Path(__file__).resolve().parent
 COUNTER = "DFLASH2_BENCH_HOST_BYTES"
-TOKEN_BYTES = 30 * 2 * 3 * 64 * 4
-"""KV of one token: layers, K and V, heads, dimension, bytes of float32."""
+FLOAT32_BYTES = 4
 MIB = 1 << 20
 START_S = 900.0
 SETTINGS = ("plain", "hicache-host", "hicache-file", "dflash2-dram", "dflash2-nvme")
+WITH_ORDER = "-lpm"
+"""After the name of a setting: with SGLang's longest prefix match instead of first come, first served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """In tokens; the same for all settings."""
 
-    device: int = 2048
-    dram: int = 4096
-    disk: int = 32768
-    page: int = 64
+    device: int = 1024
+    dram: int = 2048
+    disk: int = 16384
+    page: int = 32
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class BenchServer:
     """A running server.
 
     Attributes:
-        setting: one of ``SETTINGS``.
+        setting: one of ``SETTINGS``, with ``WITH_ORDER`` or without.
         place: folder of its files.
         port: on loopback.
         process: the server; the scheduler is one of its children.
@@ -101,8 +103,7 @@ class BenchServer:
         """Bytes written to DRAM and to disk since the start, and tokens reused by tier, where the server says."""
         if self.setting.startswith("hicache"):
             counter = np.memmap(self.place / "host_bytes", np.int64, "r", shape=(1,))
-            files = sum(file.stat().st_size for file in (self.place / "files").glob("*"))
-            return {"dram": float(counter[0]), "disk": float(files)}
+            return {"dram": float(counter[0]), "disk": float(_size_of_files(self.place / "files"))}
         if self.setting == "plain":
             return {"dram": 0.0, "disk": 0.0}
         time.sleep(2.5)  # the scheduler writes its metrics every 2 s
@@ -135,7 +136,9 @@ def start(setting: str, sizes: Sizes, place: Path, python: str, model: str, thre
     command += ["--context-length", "4096", "--skip-server-warmup", "--enable-cache-report", "--enable-metrics"]
     environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "sglang_cpu"), os.environ.get("PYTHONPATH", "")])
-    arguments, variables = _of_setting(setting, sizes, place)
+    arguments, variables = _of_setting(setting.removesuffix(WITH_ORDER), sizes, place, token_bytes(Path(model)))
+    if setting.endswith(WITH_ORDER):
+        arguments += ["--schedule-policy", "lpm"]
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
             command + arguments, stdout=log, stderr=subprocess.STDOUT, env=environment | variables
@@ -143,7 +146,23 @@ def start(setting: str, sizes: Sizes, place: Path, python: str, model: str, thre
     return BenchServer(setting, place, port, process)
 
 
-def _of_setting(setting: str, sizes: Sizes, place: Path) -> tuple[list[str], dict[str, str]]:
+def _size_of_files(folder: Path) -> int:
+    """Bytes of a file storage that may be writing; what it has not finished does not count yet."""
+    total = 0
+    for file in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += 0 if file.name.startswith(".") else file.stat().st_size
+    return total
+
+
+def token_bytes(model: Path) -> int:
+    """KV of one token of a model: layers, K and V, heads, dimension."""
+    config = json.loads((model / "config.json").read_text())
+    dimension = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return int(config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * dimension * FLOAT32_BYTES)
+
+
+def _of_setting(setting: str, sizes: Sizes, place: Path, one_token: int) -> tuple[list[str], dict[str, str]]:
     pool = ["--max-total-tokens", str(sizes.device), "--page-size", str(sizes.page)]
     if setting == "plain":
         return pool, {}
@@ -156,14 +175,10 @@ def _of_setting(setting: str, sizes: Sizes, place: Path) -> tuple[list[str], dic
             arguments += ["--hicache-storage-backend", "file"]
         variables = {COUNTER: str(place / "host_bytes")}
         return arguments, variables | {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(place / "files")}
-    memory = {"hbm_capacity_mb": _mib(sizes.device), "dram_capacity_mb": _mib(sizes.dram), "staging_buffer_size_mb": 8}
-    if setting == "dflash2-nvme":
-        memory |= {"nvme_capacity_mb": _mib(sizes.disk)}
+    tiers = {"hbm": sizes.device, "dram": sizes.dram, "nvme": sizes.disk if setting == "dflash2-nvme" else 0}
+    memory: dict[str, Any] = {f"{tier}_capacity_mb": tokens * one_token // MIB for tier, tokens in tiers.items()}
+    memory |= {"staging_buffer_size_mb": 8}
     config = {"enable": True, "memory": {**memory, "nvme_path": str(place / "nvme")}}
     config |= {"kv_block": {"block_size": sizes.page}, "policy": {"swap_batch_size": 8}}
     (place / "dflash2_config.json").write_text(json.dumps(config))
     return ["--dflash2-config", str(place / "dflash2_config.json")], {}
-
-
-def _mib(tokens: int) -> int:
-    return tokens * TOKEN_BYTES // MIB

@@ -21,25 +21,30 @@ class Workload:
         chats, turns: conversations and requests of each.
         document_tokens: the first turn's prompt.
         question_tokens, answer_tokens: of each turn.
-        think_s: between an answer and the next question, half to one and a half times as long.
-        one_shots: requests of a document's length that never return, spread over the round.
+        start_s: from the start of one chat to that of the next.
+        think_s: between an answer and the next question, give or take a fifth.
+        one_shots: requests as long as a first turn that never return.
+        one_shot_s: from the answer of one to the next.
     """
 
     chats: int = 8
     turns: int = 3
-    document_tokens: int = 1000
+    document_tokens: int = 420
     question_tokens: int = 24
-    answer_tokens: int = 12
-    think_s: float = 2.0
+    answer_tokens: int = 8
+    start_s: float = 1.0
+    think_s: float = 8.0
     one_shots: int = 0
+    one_shot_s: float = 1.5
 
 
 WORKLOADS = {
     "a": Workload(),
-    "b": Workload(one_shots=16),  # of 40 requests
-    "c": Workload(chats=4, turns=4, document_tokens=280, think_s=0.5),
+    "b": Workload(start_s=2.0, think_s=14.0, one_shots=16),  # of 40 requests
+    "c": Workload(chats=4, turns=4, document_tokens=90, start_s=0.05, think_s=0.5),
     "d": Workload(),  # with less DRAM than device
 }
+"""A round lasts half a minute to a minute. A chat returns after all others had their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,6 @@ class Round:
         started = time.monotonic()
         for thread in threads:
             thread.start()
-            time.sleep(0.05)  # arrival in the order of the chats
         for thread in threads:
             thread.join()
         if self._errors:
@@ -97,18 +101,21 @@ class Round:
     def _chat(self, index: int) -> None:
         rng = random.Random(f"{self._seed} chat {index}")
         workload = self._workload
+        time.sleep(workload.start_s * index)
         history = _text(rng, workload.document_tokens)
         for turn in range(workload.turns):
             history += _text(rng, workload.question_tokens)
             history += self._send(history, "returning" if turn else "first")
-            time.sleep(workload.think_s * rng.uniform(0.5, 1.5))
+            if turn < workload.turns - 1:
+                time.sleep(workload.think_s * rng.uniform(0.8, 1.2))
 
     def _stream_of_one_shots(self, _: int) -> None:
         """One after the other: a second client that reads documents."""
         rng = random.Random(f"{self._seed} one-shots")
-        for _ in range(self._workload.one_shots):
-            self._send(_text(rng, self._workload.document_tokens), "one_shot")
-            time.sleep(0.2)
+        workload = self._workload
+        for _ in range(workload.one_shots):
+            self._send(_text(rng, workload.document_tokens + workload.question_tokens), "one_shot")
+            time.sleep(workload.one_shot_s * rng.uniform(0.8, 1.2))
 
     def _send(self, prompt: list[int], kind: str) -> list[int]:
         sampling = {"temperature": 0, "max_new_tokens": self._workload.answer_tokens, "ignore_eos": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ from tests.sglang.conftest import MODEL, PYTHON
 from tests.sglang.server import Server, free_port
 from tests.sglang.traffic import Conversations
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
 
-NUM_CHATS, NUM_TURNS, PROMPT_TOKENS, NUM_NEW, AT_ONCE = 16, 4, 100, 8, 4
+SCALE = int(os.environ.get("DFLASH2_TEST_SCALE", "1"))
+NUM_CHATS, NUM_TURNS, PROMPT_TOKENS, NUM_NEW, AT_ONCE = min(16 * SCALE, 50), 4, 100, 8, 4
 BLOCK = 16
 KIB_PER_TOKEN = 45  # 30 layers x 2 x 3 heads x 64 x 4 bytes
 HBM_MB = 36
@@ -34,7 +36,7 @@ def page_port() -> int:
 @pytest.fixture(scope="module")
 def config(place: Path, page_port: int) -> Path:
     path = place / "dflash2_config.json"
-    memory = {"hbm_capacity_mb": HBM_MB, "dram_capacity_mb": 48, "nvme_capacity_mb": 512}
+    memory = {"hbm_capacity_mb": HBM_MB, "dram_capacity_mb": 48, "nvme_capacity_mb": 32 * NUM_CHATS}
     memory |= {"nvme_path": str(place / "nvme"), "staging_buffer_size_mb": 8}
     block, policy = {"block_size": BLOCK}, {"swap_batch_size": 8}
     sections = {"memory": memory, "kv_block": block, "policy": policy}
