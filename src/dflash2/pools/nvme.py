@@ -200,11 +200,12 @@ class NvmePool:
     def scatter(self, slots: IntArray, buffer: ByteArray, rows: IntArray, keys: ByteArray | None = None) -> BoolArray:
         """See ``BlockPool.scatter``. Blocks without a key (all zeros, or no ``keys``) are never adopted later."""
         ok = self._headers.forget(slots)
+        given = _given_keys(keys, len(slots))
         self._enter()
         try:
             views = row_views(buffer, self.layout.stride_bytes, self.io_mode, self._scratch)
             for run in self._io.runs(slots, np.flatnonzero(ok).tolist(), views.max_run):
-                run_keys = [keys[i].tobytes() if keys is not None and keys[i].any() else None for i in run]
+                run_keys = [given[i] for i in run]
                 ok[run] = self._io.write_run(slots[run].tolist(), views, rows[run].tolist(), run_keys)
         finally:
             self._leave()
@@ -242,3 +243,11 @@ class NvmePool:
     def _leave(self) -> None:
         with self._lock:
             self._in_flight -= 1
+
+
+def _given_keys(keys: ByteArray | None, count: int) -> list[bytes | None]:
+    """For each block its key, None where it has none."""
+    if keys is None:
+        return [None] * count
+    given: BoolArray = np.any(keys, axis=1)
+    return [key.tobytes() if is_given else None for key, is_given in zip(keys, given.tolist(), strict=True)]

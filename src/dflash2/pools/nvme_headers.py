@@ -14,6 +14,7 @@ from dflash2.pools.nvme_format import EMPTY_HEADER, HEADER_BYTES, pack_header
 from dflash2.pools.nvme_recovery import RecoveredBlocks, newest_of_each_key, scan
 from dflash2.types import KEY_BYTES, PAGE_BYTES, BoolArray, ByteArray, IntArray
 
+_NO_KEY = bytes(KEY_BYTES)
 _SECTOR_HEADERS = 512 // HEADER_BYTES
 
 
@@ -126,12 +127,13 @@ class HeaderTable:
             for i, (key, checksum) in enumerate(zip(keys, checksums, strict=True))
         ]
         written = self._write(slots, headers)
+        stored = np.array(written, dtype=np.bool_)
+        at = np.array(slots, dtype=np.int32)[stored]
+        columns = np.frombuffer(b"".join(key or _NO_KEY for key in keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
         with self._lock:
-            for slot, key, checksum, ok in zip(slots, keys, checksums, written, strict=True):
-                if ok:
-                    self._checksums[slot] = checksum
-                    self._keys[slot] = 0 if key is None else np.frombuffer(key, dtype=np.uint8)
-                    self._valid[slot] = True
+            self._checksums[at] = np.array(checksums, dtype=np.uint64)[stored]
+            self._keys[at] = columns[stored]
+            self._valid[at] = True
         return written
 
     def quarantine(self, slots: IntArray) -> None:

@@ -16,8 +16,8 @@ from dflash2.pools.nvme_headers import HeaderTable
 from dflash2.pools.nvme_rows import RowViews
 from dflash2.types import PAGE_BYTES, IntArray, KVLayout
 
-_MAX_CALL_BYTES = 1 << 20
-"""Neighbouring blocks are read and written by one call up to this size; more gains nothing and blocks a thread."""
+_MAX_CALL_BYTES = 2 << 20
+"""Neighbouring blocks are read and written by one call up to this size; more would hold a thread for a millisecond."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
