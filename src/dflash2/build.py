@@ -28,10 +28,11 @@ from dflash2.runtime import Runtime, RuntimeParts
 from dflash2.table.keys import KeyNamespace
 from dflash2.table.page_table import PageTable
 from dflash2.transfer.base import TransferEngine
-from dflash2.transfer.device_copy import STAGING_BATCHES, HostAccess, create_copier, host_access
+from dflash2.transfer.device_copy import HostAccess, create_copier, host_access
 from dflash2.transfer.engine import ThreadedTransferEngine
 from dflash2.transfer.inline import InlineTransferEngine
 from dflash2.transfer.pacing import PacingOptions
+from dflash2.transfer.staging import DEVICE_STAGING_BATCHES
 from dflash2.types import MIB, KVLayout, Tier
 
 logger = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ def device_kv_bytes(config: Config, device: str, block_bytes: int) -> int | None
     total, free = total_device_bytes(device), free_device_bytes(device)
     if total is None or free is None:
         return None
-    staging = STAGING_BATCHES * config.policy.swap_batch_size * block_bytes
+    staging = DEVICE_STAGING_BATCHES * config.policy.swap_batch_size * block_bytes
     room = total - config.memory.hbm_reserve_mb * MIB - staging
     if config.memory.hbm_capacity_mb is not None:
         room = min(room, config.memory.hbm_capacity_mb * MIB)

@@ -10,12 +10,12 @@ from dflash2.doctor.model_shape import KVShape
 from dflash2.doctor.parameters import ParameterCount
 from dflash2.doctor.profile import DeviceProfile
 from dflash2.errors import CapacityError, RequestError
+from dflash2.transfer.staging import DEVICE_STAGING_BATCHES, STAGING_BATCHES
 from dflash2.types import MIB
 
 ACTIVATION_SHARE = 0.05
 MIN_ACTIVATION_BYTES = 2 << 30
 """Allowance for activations, the CUDA context and graphs, unless it is given: a share of the device, at least this."""
-STAGING_BATCHES = 4
 PREFILL_EFFICIENCY = 0.4
 """Share of the peak that prefill reaches, for want of a measurement."""
 DEFAULT_TFLOPS = 312.0
@@ -96,8 +96,8 @@ class Plan:
         stride_bytes: a block on DRAM and NVMe.
         reserve_bytes: weights and allowance.
         activation_bytes: the allowance in it.
-        staging_bytes: staging, sized to its use.
-        hbm_blocks: blocks that HBM holds.
+        staging_bytes: of the buffer in host memory, sized to its use.
+        hbm_blocks: blocks that HBM holds, beside what the copies take of it.
         dram_bytes: of the machine, as given or proposed.
         nvme_bytes: of the machine, as given or proposed.
         dram_blocks: blocks that DRAM holds.
@@ -237,12 +237,12 @@ def make_plan(request: PlanRequest) -> Plan:
 
 
 def _fast_pool(request: PlanRequest, reserve: int, block_bytes: int, stride: int) -> tuple[int, int, int]:
-    """``swap_batch_size``, staging bytes and blocks in HBM."""
+    """``swap_batch_size``, bytes of host staging, and blocks in HBM."""
     room = request.device_bytes - reserve
     batch = PolicyConfig().swap_batch_size
     batch = max(1, min(batch, max(0, room) // block_bytes // _MIN_BATCH_SHARE))
     staging = min(_whole_mib(STAGING_BATCHES * batch * stride), _DEFAULT_MEMORY.staging_buffer_size_mb * MIB)
-    blocks = (room - staging) // block_bytes
+    blocks = room // block_bytes - DEVICE_STAGING_BATCHES * batch
     if blocks < 2:
         need = _devices_needed(request)
         remedy = f"at least {need} such devices are needed" if need else "more devices do not help"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dflash2.config.schema import MemoryConfig
 from dflash2.doctor.case import Case
 from dflash2.doctor.findings import Finding, error, gib, ok, warn
+from dflash2.transfer.staging import STAGING_BATCHES
 from dflash2.types import MIB
 
-STAGING_BATCHES = 4
-"""Batches that can be in staging at once: two directions, two each."""
 STAGING_SLACK = 2
 HIGH_THRESHOLD = 0.95
 LOW_THRESHOLD = 0.05

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from dflash2.errors import CapacityError
 from dflash2.transfer.plan import Run, merge_runs
+from dflash2.transfer.staging import DEVICE_STAGING_BATCHES
 from dflash2.types import ByteArray, IntArray
 
 _WORDS_PER_PROGRAM = 1024
@@ -47,9 +48,11 @@ class CudaCopier:
         self._device = torch.device(device)
         self._batch_blocks = batch_blocks
         try:
-            buffers = torch.empty((2, batch_blocks, block_bytes), dtype=torch.uint8, device=self._device)
+            buffers = torch.empty(
+                (DEVICE_STAGING_BATCHES, batch_blocks, block_bytes), dtype=torch.uint8, device=self._device
+            )
         except torch.OutOfMemoryError as error:
-            need = 2 * batch_blocks * block_bytes
+            need = DEVICE_STAGING_BATCHES * batch_blocks * block_bytes
             raise CapacityError(f"cannot take {need} bytes of device staging: {error}") from error
         self._outwards = _Direction(buffers[0], compute_stream)
         self._inwards = _Direction(buffers[1], compute_stream)

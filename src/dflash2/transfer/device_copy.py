@@ -11,9 +11,6 @@ from dflash2.pools.page_memory import PageLock
 from dflash2.transfer.cpu_copy import CpuCopier
 from dflash2.transfer.engine import DEFAULT_COPY_THREADS
 
-STAGING_BATCHES = 2
-"""Batches of device memory that a copier takes: one in each direction (``cuda_copy``)."""
-
 
 @dataclass(frozen=True, slots=True)
 class HostAccess:
@@ -34,7 +31,7 @@ def create_copier(device: str, batch_blocks: int, block_bytes: int, compute_stre
     Args:
         device: torch device.
         batch_blocks: most blocks of a batch (``swap_batch_size``).
-        block_bytes: payload of a block. CUDA: ``STAGING_BATCHES`` batches of device memory are taken at once.
+        block_bytes: payload of a block. CUDA: ``DEVICE_STAGING_BATCHES`` of them are taken at once.
         compute_stream: CUDA: the stream on which steps write KV; None: the default one.
 
     Raises:

@@ -13,8 +13,10 @@ from dflash2.errors import CapacityError, IntegrityError
 from dflash2.pools.page_memory import PageLock, PageMemory
 from dflash2.types import ByteArray
 
-_NUM_CHUNKS = 4
+STAGING_BATCHES = 4
 """Two directions, two batches each: while one is on the device the next is filled. More would never be used."""
+DEVICE_STAGING_BATCHES = 2
+"""Device memory that the copies of a CUDA device take beside it (``cuda_copy``): one batch in each direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class StagingBuffer:
         fits = budget_bytes // stride_bytes
         if fits < 1:
             raise CapacityError(f"a staging buffer of {budget_bytes} bytes does not hold one block of {stride_bytes}")
-        num_chunks = min(_NUM_CHUNKS, fits)
+        num_chunks = min(STAGING_BATCHES, fits)
         self.chunk_blocks = min(batch_blocks, fits // num_chunks)
         chunk_bytes = self.chunk_blocks * stride_bytes
         self.nbytes = num_chunks * chunk_bytes
