@@ -77,7 +77,7 @@ def test_defaults() -> None:
             "reserve": "estimate",
             "smoothing": True,
             "smoothing_order": 2,
-            "smoothing_cutoff": 0.0002,
+            "smoothing_cutoff": 0.0001,
         },
         "pipeline": {"enabled": True, "ring_tokens": 1 << 22, "max_requests": 1024},
         "lora": {

@@ -195,10 +195,23 @@ def test_pressure_ends_with_the_load_though_nobody_waits_any_more() -> None:
         world.add([number] * 8, 28)
     admission = world.scheduler.admission  # type: ignore[attr-defined]
     world.step()
-    assert admission.under_pressure and len(world.scheduler.waiting) > 0
+    assert admission.under_pressure and len(world.scheduler.paused) > 0
     world.run(1_000)
     world.check_answers()
     assert not admission.under_pressure
+
+
+def test_a_request_that_waits_for_room_is_counted_once_however_long_it_waits() -> None:
+    world = EngineWorld((10, 4, 0), reserve="max_tokens")
+    world.add([1] * 8, 28)
+    world.add([2] * 8, 28)
+    for _ in range(10):
+        world.step()
+    assert [state.wait_reason for state in world.scheduler.waiting] == [WaitReason.ROOM]
+    assert world.engine.stats()["counters"]["reservations_refused"] == 1
+    world.run(200)
+    assert world.engine.stats()["counters"]["reservations_refused"] == 1
+    world.check_answers()
 
 
 def test_ten_cold_chats_without_a_limit_do_not_wait_for_each_other() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.fakes.engine_world import BLOCK, LIMITS, EngineWorld
 
 from dflash2.cache.sequence import Residency
+from dflash2.engine.base import RequestHints
 from dflash2.types import Tier
 
 
@@ -223,6 +224,63 @@ def test_waiting_for_room_is_not_a_lookup_each_step() -> None:
     assert world.engine.stats()["counters"]["looked_up_tokens"] == 8
     world.run(500)
     assert world.engine.stats()["counters"]["looked_up_tokens"] == 34
+
+
+# -- smoothing -------------------------------------------------------------------------------------------------------
+
+
+def burst(timeout_s: float = 1e6, cutoff: float | None = 1e-6) -> EngineWorld:
+    """Six requests of 13 blocks each in the end; HBM has 20, DRAM the rest."""
+    limits = replace(LIMITS, quantum_tokens=4, admission_timeout_s=timeout_s)
+    world = EngineWorld((20, 80, 0), limits=limits, smoothing_cutoff=cutoff, reserve="max_tokens")
+    for number in range(6):
+        world.add([number] * 20, 30)
+    return world
+
+
+def turns_until_the_end(world: EngineWorld) -> int:
+    """Times that somebody had to make room."""
+    world.run(3_000)
+    world.check_answers()
+    world.check_all_given_back()
+    return world.scheduler.counters.preemptions_swapped
+
+
+def test_everybody_has_a_first_turn_and_goes_on_when_others_have_ended() -> None:
+    world = burst()
+    while len(world.first_step) < 6:
+        world.step()
+        assert not world.reasons, "somebody ended before another one began"
+    world.step()
+    scheduler = world.scheduler
+    assert all(state.turn_is_over for state in scheduler.paused)
+    assert scheduler.leaving_next() == []
+    assert scheduler.stats()["wait_reasons"]["smoothed"] > 0
+    assert turns_until_the_end(world) < 12  # some run out of room in HBM while they grow
+    assert world.engine.stats()["scheduler"]["wait_reasons"]["smoothed"] == 0
+
+
+def test_demand_that_stays_takes_turns() -> None:
+    assert turns_until_the_end(burst(cutoff=0.05)) > 24
+    assert turns_until_the_end(burst(cutoff=None)) > 24
+
+
+def test_after_half_of_the_time_to_wait_a_place_is_taken() -> None:
+    """A step is 10 ms."""
+    assert turns_until_the_end(burst(timeout_s=0.2)) > turns_until_the_end(burst(timeout_s=1.0))
+
+
+def test_small_requests_pass_those_that_wait_for_room() -> None:
+    limits = replace(LIMITS, quantum_tokens=30)
+    world = EngineWorld((128, 400, 0), smoothing_cutoff=1e-6, limits=limits, max_context_tokens=300)
+    for number in range(4):
+        world.add([number] * 190, 60, hints=RequestHints(priority=-1))
+    small = world.add([9] * 2, 4)  # two blocks, and last in line
+    while small not in world.reasons:
+        world.step()
+    assert world.scheduler.num_running == 4 and world.scheduler.counters.preemptions_swapped == 0
+    world.run(3_000)
+    world.check_answers()
 
 
 # -- leaving in any state --------------------------------------------------------------------------------------------

@@ -16,14 +16,14 @@ from dflash2.cache.manager import CacheManager, CacheSettings
 from dflash2.cache.rebalance import Rebalancer, Watermarks
 from dflash2.cache.reservation import ReservationLedger
 from dflash2.cache.smoothing import ButterworthLowPass
-from dflash2.config import Config
+from dflash2.config import Config, SchedulingConfig
 from dflash2.engine.base import FinishReason, GenerationRequest
 from dflash2.engine.batch import StepBatch
 from dflash2.engine.engine import ReferenceEngine
 from dflash2.engine.promises import Promises, Reserve
 from dflash2.engine.sampling import SamplingParams
 from dflash2.engine.scheduler_limits import SchedulerLimits
-from dflash2.engine.swap_scheduler import SMOOTHING_CUTOFF, SMOOTHING_ORDER, SwapScheduler
+from dflash2.engine.swap_scheduler import SwapScheduler
 from dflash2.policy.adaptive import AdaptiveThreshold
 from dflash2.policy.heat import HeatPolicy
 from dflash2.pools.base import BlockPool
@@ -38,6 +38,7 @@ BLOCK = 32
 LAYOUT = KVLayout(num_layers=80, num_kv_heads=8, head_dim=128, block_size=BLOCK, dtype="bfloat16")
 """A 72B model's KV on one rank: 10 MiB a block."""
 VOCAB = 4
+DEFAULTS = SchedulingConfig()
 BYTES_PER_S = 20e9
 """Each way, as PCIe 4 x16 gives."""
 
@@ -105,7 +106,7 @@ class Case:
     """What is compared."""
 
     smoothing: bool = True
-    cutoff: float = SMOOTHING_CUTOFF
+    cutoff: float = DEFAULTS.smoothing_cutoff
     short_first: bool = True
     reserve: Reserve = "estimate"
     oversubscription: float = 4.0
@@ -124,7 +125,8 @@ class Outcome:
     reasons: set[FinishReason]
     stats: dict[str, Any]
     num_steps: int
-    admission_s: dict[str, float] = field(default_factory=dict)
+    gap_s: dict[str, float] = field(default_factory=dict)
+    """Longest time between two tokens of a request."""
 
     @property
     def swap_bytes(self) -> int:
@@ -165,7 +167,7 @@ def run_burst(lengths: list[tuple[int, int]], case: Case, max_steps: int = 50_00
     parts = RuntimeParts(Config(enable=True), LAYOUT, None, pools, transfer, cache, ledger, rebalancer, None)
     runtime = Runtime(parts, KeyNamespace("null", "1", "bfloat16", BLOCK), clock)
     limits = SchedulerLimits(2048, 256, 32, case.timeout_s, short_first=case.short_first)
-    smoother = ButterworthLowPass(SMOOTHING_ORDER, case.cutoff) if case.smoothing else None
+    smoother = ButterworthLowPass(DEFAULTS.smoothing_order, case.cutoff) if case.smoothing else None
     scheduler = SwapScheduler(runtime, limits, Admission(hbm, smoother), Promises(runtime, case.reserve))
     runner = TimedRunner(clock)
     engine = ReferenceEngine(
@@ -186,6 +188,8 @@ def run_burst(lengths: list[tuple[int, int]], case: Case, max_steps: int = 50_00
         tokens = rng.integers(0, VOCAB, prompt).astype(np.int32)
         engine.add(GenerationRequest(name, tokens, SamplingParams(max_tokens=answer, temperature=0.0), start))
     ttft: dict[str, float] = {}
+    said_s: dict[str, float] = {}
+    gap_s: dict[str, float] = {}
     finished: dict[str, float] = {}
     reasons = set()
     num_tokens = 0
@@ -195,12 +199,15 @@ def run_burst(lengths: list[tuple[int, int]], case: Case, max_steps: int = 50_00
         for output in engine.step():
             num_tokens += output.token_id is not None
             ttft.setdefault(output.request_id, clock() - start)
+            gap = clock() - said_s.get(output.request_id, clock())
+            gap_s[output.request_id] = max(gap, gap_s.get(output.request_id, 0.0))
+            said_s[output.request_id] = clock()
             if output.finish_reason is not None:
                 finished[output.request_id] = clock() - start
                 reasons.add(output.finish_reason)
     assert not engine.has_work, "the burst does not end"
     engine.check_integrity()
-    return Outcome(clock() - start, ttft, finished, size, num_tokens, reasons, engine.stats(), runner.num_steps)
+    return Outcome(clock() - start, ttft, finished, size, num_tokens, reasons, engine.stats(), runner.num_steps, gap_s)
 
 
 def first_come(case: Case) -> Case:

@@ -136,11 +136,11 @@ class SchedulingConfig(Section):
     reserve: Literal["estimate", "max_tokens", "prompt"] = "estimate"
     """What is reserved for an answer: what such requests have needed, the most it may need, or nothing ahead."""
     smoothing: bool = True
-    """While HBM is short, lets new demand in little by little instead of swapping for a short burst."""
+    """While HBM is short, requests that have had a turn go on when others end: a short burst is not swapped."""
     smoothing_order: Annotated[int, Field(ge=1, le=8)] = 2
     """Order of the Butterworth low-pass over demand."""
-    smoothing_cutoff: Annotated[float, Field(gt=0.0, lt=0.5)] = 0.0002
-    """Its cut-off in cycles per step; demand that lasts ``0.35 / smoothing_cutoff`` steps is mostly let in."""
+    smoothing_cutoff: Annotated[float, Field(gt=0.0, lt=0.5)] = 0.0001
+    """Its cut-off in cycles per step; demand that lasts ``0.35 / smoothing_cutoff`` steps takes turns."""
 
 
 class PipelineConfig(Section):

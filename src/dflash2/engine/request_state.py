@@ -60,6 +60,14 @@ class RequestState:
         """Size of those that came later and went ahead of it."""
         self.is_small = False
         """It may use the part of HBM that is left to small requests."""
+        self.turn_is_over = False
+        """It is paused after a whole turn, not before its first or in the middle of one."""
+        self.takes_turns = False
+        """Smoothing has let it in among those that share HBM by turns."""
+        self.is_held_back = False
+        """It is paused, and smoothing does not let it displace anybody yet."""
+        self.paused_s = 0.0
+        """Since when it is paused, on the engine's clock."""
         self.promised_tokens = 0
         """Prompt and answer that its reservation covers."""
         self.was_extended = False

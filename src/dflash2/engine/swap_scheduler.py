@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from dflash2.cache.admission import Admission, WaitReason
-from dflash2.cache.smoothing import ButterworthLowPass
 from dflash2.cache.waiting import join
 from dflash2.engine.promises import Promises
 from dflash2.engine.request_state import RequestState
@@ -18,53 +17,46 @@ from dflash2.engine.scheduler_limits import SchedulerLimits
 from dflash2.errors import RequestTooLarge
 from dflash2.pipeline.stages import StageMeter
 from dflash2.runtime import Runtime
-from dflash2.types import Tier
+from dflash2.types import IntArray
 
 ENTRY_SMOOTHING = 0.2
 """Weight of the newest gap in the average time between two entries."""
-SMOOTHING_ORDER = 2
-SMOOTHING_CUTOFF = 0.0002
-"""Cycles per step. Demand that lasts ``0.35 / cutoff`` steps is let in for the most part."""
 PATIENCE = 0.5
-"""Share of its time to wait after which smoothing holds a request back no longer."""
+"""Share of ``admission_timeout_s`` after which smoothing holds a request back no longer."""
 
 
 class SwapScheduler(Scheduler):
     """Every request is reserved on the tiers together before it starts; HBM is shared by turns.
 
     A turn lasts until the prompt is computed and ``quantum_tokens`` more tokens are produced. A request whose turn is
-    over keeps its place until somebody needs it.
+    over keeps its place until somebody needs it. Everybody gets a first turn as soon as the tiers have room and the
+    first turn of somebody else is over; how many share HBM by further turns is for ``admission`` to say.
 
     Args:
         runtime: memory of this rank.
         limits: bounds of a step and of the waits.
-        admission: how much new demand is let in; by default with smoothing.
-        promises: how much is reserved; by default what is estimated.
+        admission: who takes turns while HBM is short.
+        promises: how much is reserved.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        limits: SchedulerLimits,
-        admission: Admission | None = None,
-        promises: Promises | None = None,
-    ) -> None:
+    def __init__(self, runtime: Runtime, limits: SchedulerLimits, admission: Admission, promises: Promises) -> None:
         super().__init__(runtime, limits)
-        self.admission = admission or Admission(
-            runtime.cache.table.capacity(Tier.HBM), ButterworthLowPass(SMOOTHING_ORDER, SMOOTHING_CUTOFF)
-        )
-        self.promises = promises or Promises(runtime, "estimate")
+        self.admission = admission
+        self.promises = promises
         self.lookup_stage = StageMeter()
         self.estimate_stage = StageMeter()
         self._last_entry_s = runtime.clock()
         self._entry_gap_s = 1.0
+        self._shared_ids: IntArray = np.empty(0, np.int32)
+        """Blocks of those in HBM or taking turns there, as of this step."""
 
     def upcoming(self) -> list[RequestState]:
-        return list(self.paused)
+        """Those first who have had no turn."""
+        return sorted(self.paused, key=lambda state: state.turn_is_over)
 
     def leaving_next(self) -> list[RequestState]:
-        """Resident requests while others wait, those with the longest turn behind them first."""
-        if not self.paused:
+        """Resident requests while others may take their places, those with the longest turn behind them first."""
+        if not any(self._is_entitled(state) for state in self.paused):
             return []
         return sorted(self.resident, key=lambda state: -state.turn_tokens)
 
@@ -75,6 +67,7 @@ class SwapScheduler(Scheduler):
         admission, promises = self.admission.counters, self.promises.counters
         stats = super().stats()
         stats["stages"] |= {"lookup": self.lookup_stage.as_dict(), "estimate": self.estimate_stage.as_dict()}
+        stats["wait_reasons"]["smoothed"] = sum(state.is_held_back for state in self.paused)
         return {**stats, "admission": asdict(admission), "estimates": asdict(promises)}
 
     def remove(self, state: RequestState) -> None:
@@ -98,21 +91,14 @@ class SwapScheduler(Scheduler):
             self.waiting.append(state)
 
     def _admit(self, now: float) -> None:
-        if self.waiting or self.admission.under_pressure:
-            wanted = sum(self._first_turn_blocks(state) for state in self.waiting)
-            self.admission.tick(self._working_set(), wanted, self._small_blocks())
-        smoothed = False
-        for state in list(self.waiting):
-            if smoothed and not state.is_small and not self._is_overdue(state, now):
-                continue
+        """Let those in, in order, for whom the tiers have room."""
+        while self.waiting:
+            state = self.waiting[0]
             reason = self._try_admit(state, now)
-            if reason is None:
-                self.waiting.remove(state)
-                continue
-            state.wait_reason = reason
-            if reason is not WaitReason.SMOOTHED or state.is_small:
+            if reason is not None:
+                state.wait_reason = reason
                 return
-            smoothed = True  # small ones, which have a part of HBM to themselves, need not wait for it
+            self.waiting.popleft()
 
     def _try_admit(self, state: RequestState, now: float) -> WaitReason | None:
         """Reserve for a request and open it, or say what it waits for."""
@@ -121,34 +107,34 @@ class SwapScheduler(Scheduler):
         if any(other.waits_for_growth for other in self.paused):
             return WaitReason.GROWTH
         request = state.request
-        names = (state.adapter_key, request.tenant_salt)
-        needed = self._first_turn_blocks(state) - self.runtime.prompts.num_held_blocks(state.tokens, *names)
-        if not self.admission.lets_in(needed, small=state.is_small, overdue=self._is_overdue(state, now)):
-            return WaitReason.SMOOTHED
         total = self.promises.total_tokens(state)
-        sequence = None
-        for _ in range(2):  # once more, if running requests can give back what they turned out not to need
-            try:
-                sequence = self.runtime.open(
-                    request.request_id,
-                    state.tokens,
-                    total - state.num_tokens,
-                    num_branches=state.num_branches,
-                    adapter=state.adapter_key,
-                    tenant_salt=request.tenant_salt,
-                    traits=state.traits,
-                )
-            except RequestTooLarge:  # the tiers have lost slots since it was accepted: its deadline ends it
-                return WaitReason.ROOM
-            if sequence is not None or not self.promises.give_back((*self.resident, *self.paused)):
-                break
+        new_tokens = total - state.num_tokens
+        _, blocks = self.runtime.promises.needed_blocks(state.num_tokens, new_tokens, state.num_branches)
+        ledger = self.runtime.ledger
+        if blocks > ledger.num_free:  # running requests may turn out not to need all they have
+            self.promises.give_back((*self.resident, *self.paused))
+        if state.wait_reason is WaitReason.ROOM and blocks > ledger.num_free:
+            return WaitReason.ROOM  # it was refused before, and counted then
+        try:
+            sequence = self.runtime.open(
+                request.request_id,
+                state.tokens,
+                new_tokens,
+                num_branches=state.num_branches,
+                adapter=state.adapter_key,
+                tenant_salt=request.tenant_salt,
+                traits=state.traits,
+            )
+        except RequestTooLarge:  # the tiers have lost slots since it was accepted: its deadline ends it
+            return WaitReason.ROOM
         if sequence is None:
             return WaitReason.ROOM
         self.runtime.prompts.forget_arrival(state.sequence_id)
         sequence.read_from(state.buffer)
         state.sequence = sequence
         state.promised_tokens = total
-        self.admission.note_admitted(needed, now, small=state.is_small)
+        state.turn_is_over = state.takes_turns = state.is_held_back = False
+        self.admission.note_admitted(now)
         if not state.admitted:
             state.num_cached_tokens = sequence.num_cached_tokens
             self._note_admitted(state, now)
@@ -158,23 +144,21 @@ class SwapScheduler(Scheduler):
             self.paused.append(state)
         return None
 
-    def _is_overdue(self, state: RequestState, now: float) -> bool:
-        """Smoothing holds it back no longer: half its time to wait is over, or it has been running before."""
-        return state.admitted or now >= state.deadline_s - PATIENCE * self.limits.admission_timeout_s
+    def _note_demand(self) -> None:
+        """Tell admission what those in HBM or taking turns there have, and what all others want."""
+        growth = {state: self._growth_blocks(state) for state in (*self.resident, *self.paused)}
+        held = int(np.count_nonzero(self.runtime.cache.table.ref_count)) + sum(growth.values())
+        sharing = [*self.resident, *(state for state in self.paused if state.takes_turns)]
+        self._shared_ids = _distinct(sharing)
+        in_use = len(self._shared_ids) + sum(growth[state] for state in sharing)
+        small = sum(len(state.blocks.block_ids) + growth[state] for state in self.resident if state.is_small)
+        waiting = sum(map(self._first_turn_blocks, self.waiting))
+        self.admission.tick(in_use, held - in_use + waiting, small)
 
-    def _working_set(self) -> int:
-        """Distinct blocks of running requests, and what their next turns add."""
-        held = int(np.count_nonzero(self.runtime.cache.table.ref_count))
-        blocks_for = self.runtime.layout.num_blocks
-        growth = sum(
-            max(0, blocks_for(state.blocks.num_tokens + self._turn_tokens(state)) - len(state.blocks.block_ids))
-            for state in (*self.resident, *self.paused)
-        )
-        return held + growth
-
-    def _small_blocks(self) -> int:
-        """Blocks of running small requests."""
-        return sum(len(state.blocks.block_ids) for state in (*self.resident, *self.paused) if state.is_small)
+    def _growth_blocks(self, state: RequestState) -> int:
+        """Blocks that an admitted request's turn adds to those it has."""
+        blocks = self.runtime.layout.num_blocks(state.blocks.num_tokens + self._turn_tokens(state))
+        return max(0, blocks - len(state.blocks.block_ids))
 
     def _first_turn_blocks(self, state: RequestState) -> int:
         """Blocks of a waiting request at the end of its first turn."""
@@ -183,29 +167,76 @@ class SwapScheduler(Scheduler):
         )
 
     def _make_resident(self, now: float) -> None:
-        """Let paused requests in, in order; those whose turn is over make room for the first that does not fit."""
-        changed = False
-        for state in [state for state in self.paused if state.num_uncomputed]:
-            if not self._cover_turn(state):
+        """Let paused requests in, in order; those whose turn is over make room for the first that is entitled to it.
+
+        Nobody passes one that finds no room, except for small requests in their lane, and for those who are entitled to
+        a place where one before them is not.
+        """
+        if self.admission.smooths and (self.paused or self.admission.under_pressure):
+            self._note_demand()
+        changed = is_full = is_taken = False
+        for state in self.upcoming():
+            if not state.num_uncomputed or (is_taken and not self._fits_lane(state)):
                 continue
-            while not self.runtime.try_enter(state.blocks, self._turn_tokens(state)):
-                over = self._longest_over()
+            entitled = self._may_displace(state, now)
+            if (is_full and not entitled and not self._fits_lane(state)) or not self._cover_turn(state):
+                continue
+            while not (enters := self._try_enter(state)):
+                over = self._longest_over() if entitled else None
                 if over is None:
                     break
-                self._pause(over)
+                self._pause(over, now)
+                changed = True
+            if enters:
+                self._seat(state, now)
                 changed = True
             else:
-                self.paused.remove(state)
-                state.turn_tokens = 0
-                self._note_entry(now)
-                self.resident.append(state)
-                changed = True
-                continue
-            break
+                is_full, is_taken = True, is_taken or entitled
         if changed:
             self._foretell(now)
         if self.paused and not any(state.num_uncomputed for state in self.resident):
             self._end_standstill()
+
+    def _seat(self, state: RequestState, now: float) -> None:
+        self.paused.remove(state)
+        state.turn_tokens = 0
+        state.turn_is_over = state.is_held_back = False
+        if state.is_small:
+            self.admission.note_small(len(state.blocks.block_ids) + state.blocks.growth_blocks)
+        self._note_entry(now)
+        self.resident.append(state)
+
+    def _is_entitled(self, state: RequestState) -> bool:
+        """To its first turn and to the rest of one that was cut short; to more only with those who take turns.
+
+        Branches of one request wait for each other, so they always take turns.
+        """
+        takes_turns = state.takes_turns or state.num_branches > 1 or not self.admission.under_pressure
+        return takes_turns or not state.turn_is_over
+
+    def _may_displace(self, state: RequestState, now: float) -> bool:
+        """Whether somebody whose turn is over has to make room for a paused request."""
+        if self._is_entitled(state):
+            return True
+        if not self.admission.holds_back:
+            new = int(np.count_nonzero(~np.isin(state.blocks.block_ids, self._shared_ids)))
+            state.takes_turns = self.admission.lets_in(new + self._growth_blocks(state))
+        is_overdue = now - state.paused_s >= PATIENCE * self.limits.admission_timeout_s
+        state.is_held_back = not state.takes_turns and not is_overdue
+        return not state.is_held_back
+
+    def _fits_lane(self, state: RequestState) -> bool:
+        """A small request goes into what the others leave free, past those who wait."""
+        needed = len(state.blocks.block_ids) + self._growth_blocks(state)
+        return state.is_small and needed <= self.admission.lane_blocks
+
+    def _try_enter(self, state: RequestState) -> bool:
+        left_free = 0 if self._fits_lane(state) or not self.resident else self.admission.lane_blocks
+        if left_free:
+            growth = self._growth_blocks(state) + left_free
+            if not self.runtime.cache.residency.fits(state.blocks.block_ids, growth):
+                return False
+        return self.runtime.try_enter(state.blocks, self._turn_tokens(state))
 
     def _cover_turn(self, state: RequestState) -> bool:
         """Extend the request's reservation to what its next turn needs; if that cannot be, it waits and is counted."""
@@ -235,7 +266,7 @@ class SwapScheduler(Scheduler):
 
     def _try_grow(self, state: RequestState, count: int, now: float) -> bool:
         if not self.promises.try_cover(state, state.blocks.num_tokens + count):
-            self._pause(state)  # it comes back when its reservation can be extended
+            self._pause(state, now)  # it comes back when its reservation can be extended
             return False
         return super()._try_grow(state, count, now)
 
@@ -243,7 +274,7 @@ class SwapScheduler(Scheduler):
         """Its turn ends here: it is swapped at this step boundary and comes back with room for a whole turn."""
         if state.turn_tokens < self.limits.quantum_tokens:
             self.counters.unplanned_swaps += 1
-        self._pause(state)
+        self._pause(state, self.runtime.clock())
         return False
 
     def _park(self, state: RequestState) -> None:
@@ -265,7 +296,9 @@ class SwapScheduler(Scheduler):
         ]
         return max(over, key=lambda state: state.turn_tokens, default=None)
 
-    def _pause(self, state: RequestState) -> None:
+    def _pause(self, state: RequestState, now: float) -> None:
+        state.turn_is_over = state.turn_tokens >= self.limits.quantum_tokens
+        state.paused_s = now
         self.runtime.pause(state.blocks)
         self.resident.remove(state)
         self.paused.append(state)
@@ -273,9 +306,16 @@ class SwapScheduler(Scheduler):
 
     def _foretell(self, now: float) -> None:
         """Tell the policy when paused requests run next: one after the other, at the pace of the last entries."""
-        for turn in range(len(self.paused), 0, -1):
-            self.runtime.cache.residency.expect(self.paused[turn - 1].blocks, now + turn * self._entry_gap_s)
+        line = self.upcoming()
+        for turn in range(len(line), 0, -1):
+            self.runtime.cache.residency.expect(line[turn - 1].blocks, now + turn * self._entry_gap_s)
 
     def _note_entry(self, now: float) -> None:
         self._entry_gap_s += ENTRY_SMOOTHING * (now - self._last_entry_s - self._entry_gap_s)
         self._last_entry_s = now
+
+
+def _distinct(states: list[RequestState]) -> IntArray:
+    """int32, the blocks of all of them, each once."""
+    ids: IntArray = np.unique(np.concatenate([np.empty(0, np.int32), *(state.blocks.block_ids for state in states)]))
+    return ids

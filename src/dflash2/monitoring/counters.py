@@ -48,6 +48,7 @@ class CacheCounters:
     prefetch_wasted_blocks: int = 0
     reservations: int = 0
     reservations_refused: int = 0
+    """Requests that found no room for their reservation, once for each wait."""
 
     @property
     def num_missed_blocks(self) -> int:

@@ -124,7 +124,7 @@ METRICS: tuple[Series, ...] = (
     _counter("requests_refused", "Requests that found the queue full.", "scheduler", "refused_requests"),
     _counter("unplanned_swaps", "Requests swapped in mid-turn: HBM was short.", "scheduler", "unplanned_swaps"),
     _counter("growth_waits", "Waits of answers that outgrew their reservation.", "scheduler", "growth_waits"),
-    _counter("smoothed_steps", "Steps in which demand was held back.", "scheduler", "admission", "smoothed_steps"),
+    _counter("smoothed_steps", "Steps in which a request was held back.", "scheduler", "admission", "smoothed_steps"),
     _counter("pressure_steps", "Steps in which memory was short.", "scheduler", "admission", "pressure_steps"),
     _gauge("step_stage_requests_waiting", "Requests that wait for the stage.", *_STEP_STAGE, "queued"),
     _counter("step_stage_seconds", "Time spent in a stage of the engine.", *_STEP_STAGE, "busy_s"),
@@ -143,7 +143,7 @@ METRICS: tuple[Series, ...] = (
     _gauge("pinned_blocks", "Blocks that may not move.", "pinned_blocks"),
     _gauge("reserved_blocks", "Blocks promised to admitted requests.", "reserved_blocks"),
     _counter("reservations", "Reservations granted.", "counters", "reservations"),
-    _counter("reservations_refused", "Attempts to reserve without room.", "counters", "reservations_refused"),
+    _counter("reservations_refused", "Requests that found no room.", "counters", "reservations_refused"),
     # Use of the cache.
     _gauge("hbm_hit_ratio", "Uses of existing blocks that were in HBM when needed.", "hbm_hit_rate"),
     _gauge("prefix_hit_ratio", "Looked-up tokens that were cached on any tier.", "prefix_hit_rate"),

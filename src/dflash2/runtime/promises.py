@@ -48,7 +48,6 @@ class SequencePromises:
             return 0
         before = self._ledger.promised_to(promise)
         if not self._ledger.try_extend(promise, self._layout.num_blocks(num_tokens)):
-            self._cache.counters.reservations_refused += 1
             return None
         return self._ledger.promised_to(promise) - before
 
