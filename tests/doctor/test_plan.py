@@ -92,7 +92,7 @@ def test_what_is_given_is_kept_and_the_rest_proposed() -> None:
     # 128 sequences: 8192 blocks, 4350 missing, 33 for exchange: 4383. DRAM of 16 GiB holds 1024, NVMe the other 3359.
     plan = make_plan(request(LLAMA_3_8B, concurrency=128, dram_bytes=16 * GIB))
     assert (plan.dram_blocks, plan.nvme_blocks) == (1024, 3359)
-    assert plan.nvme_bytes == 3327 * 16 * MIB
+    assert plan.nvme_bytes == 3359 * 16 * MIB
     assert plan.total_sequences == 128
 
 
