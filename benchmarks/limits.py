@@ -25,8 +25,10 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def page_aligned(nbytes: int) -> np.ndarray:
-    """uint8 ``[nbytes]`` in memory of its own, touched once."""
-    array = np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
+    """uint8 ``[nbytes]`` in memory of its own, of huge pages if there are any, as pools take it; touched once."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(memory, dtype=np.uint8)
     array[:] = 1
     return array
 
