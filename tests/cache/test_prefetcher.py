@@ -139,6 +139,22 @@ def test_it_evicts_nobody() -> None:
     assert {(job.src, job.dst) for job in world.transfer.submitted[-1:]} == {(Tier.NVME, Tier.DRAM)}
 
 
+@pytest.mark.parametrize("expected", [False, True])
+def test_in_a_full_dram_copies_that_nobody_waits_for_make_way(expected: bool) -> None:
+    world = CacheWorld((4, 2, 12), 2, "heat")
+    kept, waiting = paused(world, 1, Tier.NVME), paused(world, 2, Tier.NVME)
+    world.cache.mover.copy(kept.sequence.block_ids, Tier.NVME, Tier.DRAM, Urgency.DEMAND)
+    arrive(world)
+    other = world.open([5] * 6, [1])
+    assert other is not None and world.try_enter(other, 6) and world.write(other, 6)  # HBM has no slot to spare
+    world.prefetch([waiting, kept] if expected else [waiting])
+    arrive(world)
+    assert world.table.has(kept.sequence.block_ids, Tier.NVME).all()
+    assert world.table.has(kept.sequence.block_ids, Tier.DRAM).tolist() == [expected] * 2
+    assert world.table.has(waiting.sequence.block_ids, Tier.DRAM).tolist() == [not expected] * 2
+    world.check()
+
+
 def test_a_demotion_never_fails_because_of_a_prefetch() -> None:
     """Fifty queued requests with blocks on NVMe, DRAM for three blocks, a running request that has to leave."""
     world = CacheWorld((8, 3, 120), 2, "heat")

@@ -190,7 +190,7 @@ class CacheWorld:
 
     def prefetch(self, upcoming: list[Request]) -> None:
         paused = [one for one in upcoming if one.sequence.residency is Residency.PAUSED]
-        self.cache.prefetcher.run(distinct(paused), self.rebalancer.spare_hbm_slots())
+        self.cache.prefetcher.run(distinct(paused), self.rebalancer.spare_hbm_slots(), self.clock())
 
     def poll(self) -> None:
         self.cache.mover.poll(self.now)

@@ -127,10 +127,14 @@ def test_what_was_learned_survives_a_restart() -> None:
     before = heat(150)
     serve(before, events)
     state = json.loads(json.dumps(before.policy.state()))
-    fresh, taught = heat(60), heat(60)
-    taught.policy.restore(state)
-    later = [(now + 10_000.0, what, "later" + name, blocks) for now, what, name, blocks in chats(7, 40)]
-    assert sum(serve(taught, later).values()) > sum(serve(fresh, later).values())
+    hits = {"fresh": 0, "taught": 0}
+    for seed in (8, 9, 10):  # one stream alone is a matter of luck
+        fresh, taught = heat(60), heat(60)
+        taught.policy.restore(state)
+        later = [(now + 10_000.0, what, "later" + name, blocks) for now, what, name, blocks in chats(seed, 40)]
+        hits["taught"] += sum(serve(taught, later).values())
+        hits["fresh"] += sum(serve(fresh, later).values())
+    assert hits["taught"] > 1.01 * hits["fresh"]
 
 
 @pytest.mark.parametrize("state", [{}, {"policy": "lru"}, {"policy": "heat", "version": -1}])

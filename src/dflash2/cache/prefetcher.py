@@ -1,4 +1,4 @@
-"""Brings blocks nearer ahead of need: conservative, counted, never at another block's cost (R-3.4)."""
+"""Brings blocks nearer ahead of need: conservative, counted, never at a hotter block's cost (R-3.4)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DRAM_BUDGET = 0.25
 
 
 class Prefetcher:
-    """Takes free slots, and in DRAM those of copies that nobody reads: no prefetch costs another block its place.
+    """Takes free slots, and in DRAM those of copies that nobody waits for: no prefetch costs a block its last copy.
 
     Args:
         table: page table.
         mover: begins the copies.
         counters: outcomes are counted there.
-        room: gives up DRAM copies of blocks that are pinned in HBM.
+        room: gives up DRAM copies of blocks that are pinned in HBM, or that are on NVMe as well.
         window: ``kv_block.prefetch_window``, blocks in flight at a time.
     """
 
@@ -45,12 +45,13 @@ class Prefetcher:
         others: IntArray = ids[~np.isin(ids, outstanding)]
         return others
 
-    def run(self, upcoming: IntArray, spare_hbm_slots: int) -> None:
+    def run(self, upcoming: IntArray, spare_hbm_slots: int, now: float) -> None:
         """Prefetch for sequences that run next.
 
         Args:
             upcoming: int32, blocks in the order in which they will be needed.
             spare_hbm_slots: HBM slots that may be used for this.
+            now: seconds.
         """
         if self._outstanding:
             self._drop_wasted(upcoming)
@@ -71,7 +72,9 @@ class Prefetcher:
         on_nvme_only = on_nvme_only[table.arriving[on_nvme_only] == 0][: max(0, allowed - spare_hbm_slots)]
         short = len(on_nvme_only) - table.num_free(Tier.DRAM)
         if short > 0:
-            self._room.free_copies_of_pinned(Tier.DRAM, short)
+            short -= self._room.free_copies_of_pinned(Tier.DRAM, short)
+        if short > 0:
+            self._room.free_dram_copies(short, upcoming, now)
         self._begin(on_nvme_only, Tier.NVME, Tier.DRAM)
 
     def _num_in_flight(self) -> int:

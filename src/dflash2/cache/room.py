@@ -106,8 +106,8 @@ class Room:
         table = self._table
         cached = (table.ref_count[ids] == 0) & (table.state[ids] == BlockState.PUBLISHED)
         cached &= (table.present[ids] == TIER_BIT[src]) & (table.busy[ids] == 0)
-        worthless = ids[cached]
-        worthless = worthless[~self._policy.worth_storing(table, worthless, dst, now)]
+        leaving = ids[cached]
+        worthless = leaving[self._policy.on_leave(table, leaving, dst, now)]
         going = worthless[self._index.ends_among(worthless)]
         if not len(going):
             return ids
@@ -144,6 +144,24 @@ class Room:
         spare = idle[(table.pin_count[idle] > 0) & table.has(idle, Tier.HBM)][:count]
         table.drop(spare, tier)
         return len(spare)
+
+    def free_dram_copies(self, count: int, expected: IntArray, now: float) -> int:
+        """Give up copies in DRAM of blocks that are on NVMe as well, the least valuable first: they are not lost.
+
+        Args:
+            count: how many at most.
+            expected: blocks that somebody waits for; their copies stay.
+            now: seconds.
+
+        Returns:
+            Slots freed.
+        """
+        table = self._table
+        idle = self.idle(Tier.DRAM)
+        idle = idle[table.has(idle, Tier.NVME)]
+        victims = self._policy.order(table, idle[~np.isin(idle, expected)], count, now)
+        table.drop(victims, Tier.DRAM)
+        return len(victims)
 
     def _free_duplicates(self, tier: Tier, count: int, now: float) -> None:
         """Give up copies that are not the only one, the least valuable first."""

@@ -31,10 +31,15 @@ class Assignment:
         self.shares = ShareOfUse()
 
     def take_over(self, ids: IntArray, now: float) -> None:
-        """Blocks of nobody known."""
+        """Blocks that exist, of nobody known."""
         segment = self._segments.new(0, SegmentClass.UNKNOWN, 0, 1.0, now)
         self._segments.move(ids, segment)
         self._changed.add(segment)
+
+    def take_over_new(self, ids: IntArray, now: float) -> None:
+        """New blocks of nobody known."""
+        self._segments.note_new(ids, None)
+        self.take_over(ids, now)
 
     def settle(self, table: PageTable, request: Request, used: IntArray) -> None:
         """Which blocks of the session's last request are used again; the others were left."""
@@ -58,19 +63,30 @@ class Assignment:
         request.previous = None
 
     def assign(self, request: Request, ids: IntArray, now: float) -> None:
-        """Put blocks, the request's next ones, into its segments."""
+        """Put blocks that exist, the request's next ones, into its segments."""
         if not len(ids):
             return
         segments = self._segments
         segments.count_session(ids, request.session.row)
-        request.num_seen += len(ids)
         sharers = segments.num_sessions_of[ids]
+        rest = ids
         if sharers.max() >= WIDELY_SHARED:
             shared = sharers >= WIDELY_SHARED
             levels = LEVEL_OF_SHARERS[sharers[shared]]
             for level in set(levels.tolist()):
                 self._move(request, ids[shared][levels == level], SegmentClass.SHARED, level, now)
-            ids = ids[~shared]
+            rest = ids[~shared]
+        request.num_seen += len(ids)
+        self._move_own(request, rest, now)
+
+    def assign_new(self, request: Request, ids: IntArray, now: float) -> None:
+        """The same for blocks that nobody has used before."""
+        self._segments.note_new(ids, request.session.row)
+        request.num_seen += len(ids)
+        self._move_own(request, ids, now)
+
+    def _move_own(self, request: Request, ids: IntArray, now: float) -> None:
+        """Blocks that the session does not share with many."""
         if request.partial_tail and request.num_seen == request.num_keys and len(ids):
             self._move(request, ids[-1:], SegmentClass.TAIL, 0, now)
             ids = ids[:-1]

@@ -95,7 +95,15 @@ class PlacementPolicy(Protocol):
         ...
 
     def worth_storing(self, table: PageTable, ids: IntArray, tier: Tier, now: float) -> BoolArray:
-        """bool ``[n]``: a copy on ``tier`` is likely to be read again before it has to make room there."""
+        """bool ``[n]``: likely enough to be read again for a copy on ``tier`` ahead of need."""
+        ...
+
+    def on_leave(self, table: PageTable, ids: IntArray, tier: Tier, now: float) -> BoolArray:
+        """These blocks, which nobody holds, leave the last tier that has them for ``tier``.
+
+        Returns:
+            bool ``[n]``: better forgotten than written there.
+        """
         ...
 
     def explain(self, table: PageTable, block_id: int, now: float) -> dict[str, Any]:

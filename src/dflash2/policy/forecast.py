@@ -29,8 +29,8 @@ RUN_PLAIN, RUN_SCALED, IDLE_PLAIN, IDLE_SCALED = range(4)
 """Models. The last is that of the first stop reason; those of others follow it."""
 MAX_STOPS = 4
 """Stop reasons told apart; those seen later count as the last one."""
-LEARN_AT_GROWTH = 0.05
-"""A model learns anew when a twentieth of the waits it knows are new to it,"""
+LEARN_AT_GROWTH = 0.1
+"""A model learns anew when a tenth of the waits it knows are new to it,"""
 LEARN_AT_LEAST = 10
 """though never at fewer than so many new ones,"""
 LEARN_AT_MOST = 250
@@ -54,6 +54,7 @@ class Request:
         figures: sizes.
         turn: number of the turn.
         num_keys: blocks of the prompt.
+        num_common: leading blocks that the session's last request had too.
         partial_tail: the last of them is not full.
         num_seen: blocks it has used so far.
         previous: segments of the session's last request, until it is known which of their blocks are used again.
@@ -64,6 +65,7 @@ class Request:
     figures: RequestFigures
     turn: int
     num_keys: int
+    num_common: int
     partial_tail: bool
     previous: list[int] | None
     num_seen: int = 0
@@ -120,7 +122,7 @@ class Forecaster:
         per_block = -(-traits.num_prompt_tokens // max(1, len(keys)))
         num_new = max(1, traits.num_prompt_tokens - num_common * per_block)
         figures = RequestFigures(kind_of(traits), traits.num_prompt_tokens, num_new)
-        request = Request(session, figures, session.turns, len(keys), traits.partial_tail, session.segments)
+        request = Request(session, figures, session.turns, len(keys), num_common, traits.partial_tail, session.segments)
         session.segments = []
         self._begin_running(request, now)
         return request, forgotten

@@ -62,7 +62,7 @@ class HazardTables:
     """Tables of all classes of one tree; row 0 is the root.
 
     Attributes:
-        rows: row by packed path, see ``pack``.
+        rows: row by path; the numbers of a path are digits of base ``RADIX`` behind a leading 1.
         index: float32 ``[rows, NUM_BINS]``, best ratio of expected ends to expected waiting from a bin on.
         log_survival: float32 ``[rows, NUM_BINS + 1]``, log probability that a wait reaches each edge.
     """
@@ -88,16 +88,6 @@ class HazardTables:
         return row
 
 
-def pack(paths: Ints) -> list[Ints]:
-    """Packed paths of each level, for int64 ``[n, levels]`` with values below ``RADIX``."""
-    packed = np.ones(len(paths), np.int64)
-    levels = []
-    for level in range(paths.shape[1]):
-        packed = packed * RADIX + paths[:, level]
-        levels.append(packed)
-    return levels
-
-
 def build_tables(
     paths: Ints, bins: Ints, ended: npt.NDArray[np.bool_], prior: Floats, low: float, max_rows: int
 ) -> tuple[HazardTables, Ints]:
@@ -115,21 +105,25 @@ def build_tables(
         The tables and, int64 ``[n]``, the row of each wait.
     """
     node = np.zeros(len(bins), np.int64)
+    packed = np.ones(1, np.int64)
     rows: dict[int, int] = {}
     hazards = [_shrunk(*_counts(node, bins, ended, 1), prior[None, :], PRIOR_WEIGHT)]
     first_row = 0
-    leaf = node
-    for packed in pack(paths):
-        names, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
-        total = sum(len(level) for level in hazards)
-        if total + len(names) > max_rows:
+    for level in range(paths.shape[1]):
+        cell = node * RADIX + paths[:, level]
+        seen = np.zeros(len(packed) * RADIX, np.int64)
+        seen[cell] = 1
+        found = np.flatnonzero(seen)
+        total = sum(len(part) for part in hazards)
+        if total + len(found) > max_rows:
             break
-        parents = node[first]
-        hazards.append(_shrunk(*_counts(inverse, bins, ended, len(names)), hazards[-1][parents], SHRINKAGE))
+        parents, parts = np.divmod(found, RADIX)
+        node = (np.cumsum(seen) - 1)[cell]
+        packed = packed[parents] * RADIX + parts
+        hazards.append(_shrunk(*_counts(node, bins, ended, len(found)), hazards[-1][parents], SHRINKAGE))
         first_row = total
-        rows.update(zip(names.tolist(), range(total, total + len(names)), strict=True))
-        node = inverse
-        leaf = node + first_row
+        rows.update(zip(packed.tolist(), range(total, total + len(found)), strict=True))
+    leaf = node + first_row
     return tables_from(np.concatenate(hazards), low, rows), leaf
 
 

@@ -22,6 +22,7 @@ from dflash2.policy.ranking import smallest_first
 from dflash2.policy.segment_values import SegmentValues
 from dflash2.policy.segments import SegmentClass, SegmentStore
 from dflash2.policy.shares import ShareOfUse
+from dflash2.policy.write_filter import WriteFilter
 from dflash2.table.page_table import PageTable
 from dflash2.types import BoolArray, FloatArray, IntArray, Tier
 
@@ -41,7 +42,7 @@ FEW = 512
 LONG_RUN_S = 4 * 3600.0
 """What is not used for so long will have left every tier."""
 LEAST_CHANCE = {Tier.HBM: 0.0, Tier.DRAM: 0.01, Tier.NVME: 0.18}
-"""A copy is worth its write if it is used in the long run with this probability at least."""
+"""A copy ahead of need is worth its write if it is used in the long run with this probability at least."""
 
 
 class HeatPolicy:
@@ -61,6 +62,7 @@ class HeatPolicy:
         self._segments = SegmentStore()
         self._values = SegmentValues(self._segments, self._forecast.outlook)
         self._assignment = Assignment(self._segments, self._values.changed)
+        self._writes = WriteFilter()
         self._requests: dict[str, Request] = {}
         self._num_arrivals = 0
         self._last_s = 0.0
@@ -92,7 +94,9 @@ class HeatPolicy:
         if request is None:
             self._assignment.take_over(ids, now)
         else:
-            if request.num_seen and len(ids):  # another turn of the same request
+            if not request.num_seen:
+                self._writes.note_return(len(ids), max(0, request.num_common - len(ids)))
+            elif len(ids):  # another turn of the same request
                 age = now - float(table.last_use[ids[-1]])
                 self._forecast.turns.note_use(0, age, len(ids))
             self._assignment.settle(table, request, ids)
@@ -104,13 +108,12 @@ class HeatPolicy:
         self._turnover.note(len(ids), now)
         self._segments.fit_table(table)
         table.last_use[ids] = now
-        self._segments.forget_uses(ids)
         request = self._requests.get(request_id) if request_id is not None else None
         if request is None:
-            self._assignment.take_over(ids, now)
+            self._assignment.take_over_new(ids, now)
         else:
             self._assignment.settle(table, request, ids[:0])
-            self._assignment.assign(request, ids, now)
+            self._assignment.assign_new(request, ids, now)
         self._housekeeping(table, now, ahead=1.0)
 
     # -- what is asked -------------------------------------------------------------------------------------------
@@ -150,8 +153,17 @@ class HeatPolicy:
 
     def worth_storing(self, table: PageTable, ids: IntArray, tier: Tier, now: float) -> BoolArray:
         self._segments.fit_table(table)
-        chance = self._values.chances(now, LONG_RUN_S)[self._segments.of_block[ids]]
+        chance = self._values.chances_of(self._segments.of_block[ids], now, LONG_RUN_S)
         return (chance >= LEAST_CHANCE[tier]) | (table.ref_count[ids] > 0) | np.isfinite(table.next_use[ids])
+
+    def on_leave(self, table: PageTable, ids: IntArray, tier: Tier, now: float) -> BoolArray:
+        self._segments.fit_table(table)
+        guessed: BoolArray = ~np.isfinite(table.next_use[ids])
+        chance = self._values.chances_of(self._segments.of_block[ids], now, LONG_RUN_S)
+        if tier is not Tier.NVME:
+            return guessed & (chance < LEAST_CHANCE[tier])
+        guessed[guessed] = self._writes.judge(chance[guessed])
+        return guessed
 
     def explain(self, table: PageTable, block_id: int, now: float) -> dict[str, Any]:
         self._segments.fit_table(table)

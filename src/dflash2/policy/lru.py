@@ -55,6 +55,9 @@ class LRUPolicy:
     def worth_storing(self, table: PageTable, ids: IntArray, tier: Tier, now: float) -> BoolArray:
         return np.ones(len(ids), np.bool_)
 
+    def on_leave(self, table: PageTable, ids: IntArray, tier: Tier, now: float) -> BoolArray:
+        return np.zeros(len(ids), np.bool_)
+
     def explain(self, table: PageTable, block_id: int, now: float) -> dict[str, Any]:
         return {"policy": self.name, "age_s": now - float(table.last_use[block_id])}
 

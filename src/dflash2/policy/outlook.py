@@ -41,7 +41,9 @@ class Outlook:
     ) -> None:
         """A wait of a session begins: it goes by these rows of the model's tables from ``start_s`` on."""
         self._model[session] = model
-        self._row[:, session] = np.add(self._bases(model), (by_history, by_size))
+        first = 2 * model * MAX_ROWS
+        self._row[0, session] = first + by_history
+        self._row[1, session] = first + MAX_ROWS + by_size
         self._log_scale[session] = log_scale
         self._start[session] = start_s
 

@@ -58,14 +58,17 @@ class SegmentValues:
 
     def chances(self, now: float, horizon_s: float) -> FloatArray:
         """Probability of a use within ``horizon_s``, of each segment's blocks, ``[segments]``."""
-        segments = self._segments
-        chances = np.zeros(len(segments.live), np.float32)
-        decided, shared = segments.split()
-        of_session = self.outlook.session_chance(segments.session[decided].astype(np.int64), now, horizon_s)
-        chances[decided] = of_session * segments.share[decided]
-        touched = segments.touched_s[shared]
-        chances[shared] = self.outlook.touch_chance(segments.touch_class(shared), touched, now, horizon_s)
+        chances = np.zeros(len(self._segments.live), np.float32)
+        self._set_chances(chances, *self._segments.split(), now, horizon_s)
         return chances
+
+    def chances_of(self, segment: IntArray, now: float, horizon_s: float) -> FloatArray:
+        """The same for blocks of these segments, ``[n]``; for a few blocks among many segments."""
+        among, place = np.unique(segment.astype(np.int64), return_inverse=True)
+        shared = self._segments.kind[among] >= SHARED
+        chances = np.zeros(len(self._segments.live), np.float32)
+        self._set_chances(chances, among[~shared], among[shared], now, horizon_s)
+        return chances[among][place]
 
     def least(self, table: PageTable, ids: IntArray, count: int) -> IntArray:
         """Those of ``ids`` that may be among the ``count`` least valuable: whole segments, from the least on."""
@@ -99,3 +102,10 @@ class SegmentValues:
         if len(shared):
             touched = segments.touched_s[shared]
             self._values[shared] = self.outlook.touch_value(segments.touch_class(shared), touched, now)
+
+    def _set_chances(self, chances: FloatArray, decided: Ints, shared: Ints, now: float, horizon_s: float) -> None:
+        segments = self._segments
+        of_session = self.outlook.session_chance(segments.session[decided].astype(np.int64), now, horizon_s)
+        chances[decided] = of_session * segments.share[decided]
+        touched = segments.touched_s[shared]
+        chances[shared] = self.outlook.touch_chance(segments.touch_class(shared), touched, now, horizon_s)

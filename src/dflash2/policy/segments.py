@@ -86,17 +86,20 @@ class SegmentStore:
         self._ids[segment] = []
         return segment
 
-    def forget_uses(self, ids: IntArray) -> None:
-        """These rows were given to new blocks."""
+    def note_new(self, ids: IntArray, session: int | None) -> None:
+        """These rows were given to new blocks, used by this session first; None if nobody is known to use them."""
         self.of_block[ids] = UNKNOWN_SEGMENT
-        self.num_sessions_of[ids] = 0
+        self.num_blocks[UNKNOWN_SEGMENT] += len(ids)
+        self.num_sessions_of[ids] = 0 if session is None else 1
+        self._last_session[ids] = 0 if session is None else session
 
     def count_session(self, ids: IntArray, session: int) -> None:
         """A session uses these blocks."""
         count = self.num_sessions_of[ids]
         other = (count == 0) | (self._last_session[ids] != session)
-        self.num_sessions_of[ids] = np.where(other & (count < 200), count + 1, count)
-        self._last_session[ids] = session
+        if other.any():  # else it came back alone, the rule
+            self.num_sessions_of[ids] = np.where(other & (count < 200), count + 1, count)
+            self._last_session[ids] = session
 
     def move(self, ids: IntArray, segment: int) -> None:
         """Put blocks into a segment, out of those they were in."""

@@ -236,7 +236,7 @@ class ManagedCache:
         self._reading_s = min(0.0, self._reading_s) + seconds
         while self._reading_s > 0:
             issued, loaded = counters.prefetch_issued_blocks, counters.loaded_from_nvme_blocks
-            self.cache.prefetcher.run(self._arrivals.upcoming(), self._rebalancer.spare_hbm_slots())
+            self.cache.prefetcher.run(self._arrivals.upcoming(), self._rebalancer.spare_hbm_slots(), self._now)
             self.cache.mover.poll(self._now)
             self._reading_s -= (counters.loaded_from_nvme_blocks - loaded) * block_s
             if counters.prefetch_issued_blocks == issued:
@@ -248,7 +248,7 @@ class ManagedCache:
         for _ in range(MAX_ROUNDS):
             self._rebalancer.run(EMPTY, now)
             if not self._waiting:
-                cache.prefetcher.run(EMPTY, self._rebalancer.spare_hbm_slots())
+                cache.prefetcher.run(EMPTY, self._rebalancer.spare_hbm_slots(), now)
             if not cache.mover.num_in_flight:
                 return
             cache.mover.poll(now)

@@ -301,7 +301,8 @@ class Runtime:
         self.observer.step(self)
         if self.can_swap:
             self._rebalancer.run(distinct_blocks(leaving_next), now)
-            self.cache.prefetcher.run(self.prompts.next_uses(upcoming), self._rebalancer.spare_hbm_slots())
+            spare = self._rebalancer.spare_hbm_slots()
+            self.cache.prefetcher.run(self.prompts.next_uses(upcoming), spare, now)
 
     def poll(self) -> None:
         """Commit copies that have ended."""
