@@ -335,6 +335,8 @@ def lmcache(directory: Path, args: argparse.Namespace) -> list[dict[str, object]
     try:
         if not python.exists():
             subprocess.run([sys.executable, "-m", "venv", args.peer_environment], check=True, capture_output=True)
+        find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('lmcache') is None)"
+        if subprocess.run([python, "-c", find]).returncode:  # new, or its installation was interrupted
             packages = [f"torch=={torch.__version__.split('+')[0]}", "numpy", "lmcache"]
             subprocess.run(
                 [python, "-m", "pip", "install", "-q", *packages], check=True, capture_output=True, text=True
