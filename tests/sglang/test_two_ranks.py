@@ -20,7 +20,7 @@ NUM_CHATS, NUM_TURNS, AT_ONCE = min(20 * SCALE, 67), 3, 3
 
 def test_two_ranks_decide_alike(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
-    memory = {"hbm_capacity_mb": 1, "dram_capacity_mb": 2, "nvme_capacity_mb": 16, "staging_buffer_size_mb": 1}
+    memory = {"hbm_capacity_mb": 1, "dram_capacity_mb": 2, "nvme_capacity_mb": NUM_CHATS, "staging_buffer_size_mb": 1}
     memory |= {"nvme_path": str(tmp_path / "nvme")}  # type: ignore[dict-item]
     block, policy = {"block_size": 16}, {"swap_batch_size": 8}
     config = tmp_path / "config.json"
