@@ -14,6 +14,7 @@ from tests.policy.single_tier import SingleTier
 from dflash2.policy.base import PlacementPolicy
 from dflash2.policy.heat import HeatPolicy
 from dflash2.policy.lru import LRUPolicy
+from dflash2.types import Tier
 
 Event = tuple[float, str, str, list[int]]
 """Time, "arrive" or "finish", name, blocks."""
@@ -120,6 +121,23 @@ def test_heat_is_what_it_says() -> None:
         if len(some) >= 1000:
             came = np.mean([any(now < at <= now + horizon for at in used[block]) for now, horizon, block, _ in some])
             assert abs(came - np.mean([one[3] for one in some])) < 0.1, low
+
+
+def test_of_what_leaves_for_nvme_the_least_likely_is_forgotten_and_nothing_that_is_expected() -> None:
+    cache = heat(4000)
+    policy, table = cache.policy, cache.table
+    serve(cache, sorted([*chats(4, 80), *scan(300.0, 160)], key=lambda event: event[0]))
+    for step in range(10):  # judged while sessions come back, so that there is reuse to spare
+        now = 5_000.0 + 2_000.0 * step
+        serve(cache, [(now + at, what, f"{step}{name}", blocks) for at, what, name, blocks in chats(20 + step, 20)])
+        rows = cache.rows()
+        expected = rows[:5]
+        table.next_use[expected] = now
+        forgotten = policy.on_leave(table, rows, Tier.NVME, now + 1_500.0)
+        table.next_use[expected] = np.inf
+    chance = policy.heat(table, rows, now + 1_500.0)
+    assert forgotten.any() and not forgotten.all() and not forgotten[:5].any()
+    assert chance[forgotten].mean() < chance[~forgotten].mean()
 
 
 def test_what_was_learned_survives_a_restart() -> None:
