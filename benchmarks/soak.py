@@ -26,12 +26,26 @@ from serving_load import WORDS, Planned, configuration, served
 from dflash2.bench.client import ChatClient, Sample, first_model
 
 PROBE_S = 60.0
+PROBE_REQUESTS = 20
 LIMITS = httpx.Limits(max_connections=None)
 
 
 def prompt_of(number: int, num_tokens: int) -> list[dict[str, str]]:
     words = random.Random(number).choices(WORDS, k=num_tokens)
     return [{"role": "user", "content": " ".join(words)}]
+
+
+class Stopwatch:
+    """Seconds without those for which all of this was stopped: no more than one from look to look."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._passed = 0.0
+
+    def passed_s(self) -> float:
+        now = time.monotonic()
+        self._passed, self._last = self._passed + min(1.0, now - self._last), now
+        return self._passed
 
 
 class Load:
@@ -65,18 +79,16 @@ async def run(url: str, server: psutil.Process, minutes: float, share: float) ->
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=LIMITS) as http:
         client = ChatClient(http, await first_model(http), {"ignore_eos": True}, time.perf_counter())
         load = Load(client)
-        began = time.monotonic()
-        while time.monotonic() - began < PROBE_S:
+        probe = Stopwatch()
+        while (passed := probe.passed_s()) < PROBE_S or len(load.done) < PROBE_REQUESTS:
             while load.num_open < 12:
                 load.begin()
             await asyncio.sleep(0.05)
-        rate = len(load.done) / PROBE_S
+        rate = len(load.done) / passed
         await load.finish()
         pace = random.Random(1)
-        passed, next_note, last, memory = 0.0, 0.0, time.monotonic(), []
-        while passed < 60 * minutes:
-            now = time.monotonic()
-            passed, last = passed + min(1.0, now - last), now  # without the time for which all of this was stopped
+        watch, next_note, memory = Stopwatch(), 0.0, []
+        while (passed := watch.passed_s()) < 60 * minutes:
             if passed >= next_note:
                 memory.append((round(passed), round(server.memory_info().rss / 2**20)))
                 print(f"{passed:5.0f} s  {memory[-1][1]} MB, {load.num_open} open, {len(load.done)} done", flush=True)
