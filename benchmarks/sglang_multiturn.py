@@ -28,6 +28,7 @@ from sglang_servers import SETTINGS, BenchServer, Sizes, start
 from sglang_workloads import WORKLOADS, Round, moved, of_answers
 
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+T_95 |= {11: 2.23, 12: 2.20, 13: 2.18, 14: 2.16, 15: 2.14, 16: 2.13}
 """Student's t for a two-sided 95 % interval, by the number of pairs."""
 
 
