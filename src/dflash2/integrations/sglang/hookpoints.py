@@ -111,6 +111,14 @@ READ_ONLY = (
     ),
     HookPoint(f"{_MEM}.utils.get_storage_hash_str", ("key", "prior_hash", "page_size"), "arrival"),
     HookPoint(f"{_MEM}.common._req_radix_key", ("tree_cache", "req", "token_ids"), "arrival"),
+    HookPoint(
+        "sglang.srt.managers.schedule_policy.SchedulePolicy.calc_priority",
+        ("self", "waiting_queue"),
+        "order of the queue",
+    ),
+    HookPoint(
+        "sglang.srt.managers.schedule_policy.PrefillAdder.__init__", ("self", "running_batch"), "whether anything runs"
+    ),
 )
 """Not hooked, but relied upon."""
 
