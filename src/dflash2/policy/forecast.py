@@ -29,8 +29,8 @@ RUN_PLAIN, RUN_SCALED, IDLE_PLAIN, IDLE_SCALED = range(4)
 """Models. The last is that of the first stop reason; those of others follow it."""
 MAX_STOPS = 4
 """Stop reasons told apart; those seen later count as the last one."""
-LEARN_AT_GROWTH = 0.1
-"""A model learns anew when a tenth of the waits it knows are new to it,"""
+LEARN_AT_GROWTH = 0.05
+"""A model learns anew when a twentieth of the waits it knows are new to it,"""
 LEARN_AT_LEAST = 10
 """though never at fewer than so many new ones,"""
 LEARN_AT_MOST = 250
