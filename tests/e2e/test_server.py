@@ -108,7 +108,7 @@ def nothing_is_left(server: Server) -> Iterator[None]:
             results.append(error)
 
     for _ in range(4_000):
-        server.context.engine._submit(look)  # between two steps, in the engine's thread
+        server.context.engine._thread.submit(look)  # between two steps, in the engine's thread
         until(lambda: bool(results))
         found = results.pop()
         if isinstance(found, IntegrityError):
