@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
-from tokenizers import normalizers
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
 from dflash2.errors import ModelError
 from dflash2.pipeline.tokenizer import LONG_TEXT_CHARS, Tokenizer
@@ -93,6 +96,38 @@ def test_never_fewer_tokens_than_told(normalizer: normalizers.Normalizer | None,
         hf.backend_tokenizer.normalizer = normalizer
     tokenizer = Tokenizer(hf, num_threads=1)
     assert len(tokenizer.encode(text, add_special_tokens=False)) >= tokenizer.fewest_tokens(text)
+    tokenizer.close()
+
+
+def test_composition_joins_characters() -> None:
+    """A letter and its two marks become one character of two bytes, and those one token."""
+    decomposed, composed = "U\u0308\u0301", "\u01d7"
+    level = ByteLevel(add_prefix_space=False, use_regex=False)
+    ((letters, _),) = level.pre_tokenize_str(composed)
+    vocab = {piece: i for i, piece in enumerate([*ByteLevel.alphabet(), letters])}
+    backend = Backend(models.BPE(vocab=vocab, merges=[tuple(letters)]))
+    backend.pre_tokenizer, backend.normalizer = level, normalizers.NFC()
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), num_threads=1)
+    assert len(tokenizer.encode(decomposed * 8, add_special_tokens=False)) == 8
+    assert 0 < tokenizer.fewest_tokens(decomposed * 8) <= 8
+    tokenizer.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "normalizer"),
+    [
+        (models.WordPiece(vocab={"[UNK]": 0, "a": 1}, unk_token="[UNK]"), None),
+        (models.Unigram(vocab=[("<unk>", 0.0), ("a", -1.0)], unk_id=0), None),
+        (models.BPE(vocab={"a": 0}, merges=[]), None),
+        (models.BPE(vocab={x: i for i, x in enumerate(ByteLevel.alphabet())}, merges=[]), normalizers.StripAccents()),
+    ],
+)
+def test_where_one_token_may_stand_for_anything_nothing_is_promised(model: object, normalizer: object) -> None:
+    backend = Backend(model)
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), num_threads=1)
+    assert tokenizer.fewest_tokens("z" * 10_000) == 0
     tokenizer.close()
 
 

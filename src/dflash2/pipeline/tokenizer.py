@@ -8,6 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
+from tokenizers import models
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel
 
 from dflash2.errors import ModelError
 from dflash2.pipeline.handoff import TokenIds
@@ -16,8 +19,8 @@ from dflash2.types import IntArray
 LONG_TEXT_CHARS = 32 * 1024
 """Texts above this share one thread of their own: about 30 ms of byte-pair encoding on one core."""
 WHITE_SPACE = " \t\n\r"
-NORMALISED_CHARS = 4
-"""Composition (NFC) joins a letter and its marks, three as a rule; some room above that."""
+COMPOSED_CHARS = 4
+"""Unicode composition (NFC) joins a letter and its marks, three characters as a rule; some room above that."""
 
 T = TypeVar("T")
 
@@ -43,7 +46,7 @@ class Tokenizer:
         self.num_threads = num_threads
         # The backend is called directly: the wrapper above it changes shared truncation state and is not thread-safe.
         self._backend = backend
-        self._longest_token_chars = max(map(len, backend.get_vocab(with_added_tokens=True)))
+        self._longest_token_chars = _longest_token_chars(backend)
         self._short_lane = ThreadPoolExecutor(num_threads, thread_name_prefix="dflash2-tokenizer")
         self._long_lane = ThreadPoolExecutor(1, thread_name_prefix="dflash2-tokenizer-long")
 
@@ -58,14 +61,15 @@ class Tokenizer:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     def fewest_tokens(self, text: str) -> int:
-        """No fewer tokens than this come out of a text, told at once. White space does not count: it may be dropped.
+        """No fewer tokens than this come out of a text, told at once; 0 where that cannot be known.
 
-        Tokens of byte-level vocabularies have a character for each byte, others for each character of the text; Unicode
-        normalisation makes one character of at most ``NORMALISED_CHARS``.
+        White space does not count: it may be dropped.
         """
+        if self._longest_token_chars is None:
+            return 0
         num_chars = len(text) - sum(map(text.count, WHITE_SPACE))
         if self._backend.normalizer is not None:
-            num_chars //= NORMALISED_CHARS
+            num_chars //= COMPOSED_CHARS
         return -(-num_chars // self._longest_token_chars)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> IntArray:
@@ -103,3 +107,15 @@ class Tokenizer:
         """Stop the threads. Texts already handed over are finished, those still waiting are dropped. Idempotent."""
         for lane in (self._short_lane, self._long_lane):
             lane.shutdown(wait=False, cancel_futures=True)
+
+
+def _longest_token_chars(backend: Any) -> int | None:
+    """Characters of a text that one token stands for at most; None where a token may stand for any number.
+
+    Byte-pair encoding that knows every byte neither drops what it does not know nor makes one unknown token of it.
+    """
+    vocab = backend.get_vocab(with_added_tokens=True)
+    is_pairs = isinstance(backend.model, models.BPE)
+    knows_bytes = is_pairs and (backend.model.byte_fallback or all(map(vocab.__contains__, ByteLevel.alphabet())))
+    keeps_text = backend.normalizer is None or isinstance(backend.normalizer, NFC)
+    return max(map(len, vocab)) if knows_bytes and keeps_text else None
