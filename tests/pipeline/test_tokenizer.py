@@ -113,6 +113,22 @@ def test_composition_joins_characters() -> None:
     tokenizer.close()
 
 
+@given(text=st.text(max_size=40))
+def test_bytes_that_a_vocabulary_lacks_are_dropped_not_whole_characters(text: str) -> None:
+    """As in vocabularies that were learned from text: they know no byte that did not occur there."""
+    level = ByteLevel(add_prefix_space=False, use_regex=False)
+    ((rare, _),) = level.pre_tokenize_str("\U00040000\x13")
+    unknown = {rare[0], rare[-1]}
+    vocab = {letter: i for i, letter in enumerate(set(ByteLevel.alphabet()) - unknown)}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = level
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), num_threads=1)
+    assert tokenizer.fewest_tokens("abc") == 3
+    assert len(tokenizer.encode(text, add_special_tokens=False)) >= tokenizer.fewest_tokens(text)
+    assert tokenizer.encode("\x13" * 9, add_special_tokens=False).size == tokenizer.fewest_tokens("\x13" * 9) == 0
+    tokenizer.close()
+
+
 @pytest.mark.parametrize(
     ("model", "normalizer"),
     [

@@ -18,7 +18,7 @@ from dflash2.types import IntArray
 
 LONG_TEXT_CHARS = 32 * 1024
 """Texts above this share one thread of their own: about 30 ms of byte-pair encoding on one core."""
-WHITE_SPACE = " \t\n\r"
+MAY_BE_DROPPED = "".join(map(chr, range(0x21))) + "\x7f"
 COMPOSED_CHARS = 4
 """Unicode composition (NFC) joins a letter and its marks, three characters as a rule; some room above that."""
 
@@ -63,11 +63,11 @@ class Tokenizer:
     def fewest_tokens(self, text: str) -> int:
         """No fewer tokens than this come out of a text, told at once; 0 where that cannot be known.
 
-        White space does not count: it may be dropped.
+        White space and control characters do not count: they may be dropped.
         """
         if self._longest_token_chars is None:
             return 0
-        num_chars = len(text) - sum(map(text.count, WHITE_SPACE))
+        num_chars = len(text) - sum(map(text.count, MAY_BE_DROPPED))
         if self._backend.normalizer is not None:
             num_chars //= COMPOSED_CHARS
         return -(-num_chars // self._longest_token_chars)
@@ -112,10 +112,18 @@ class Tokenizer:
 def _longest_token_chars(backend: Any) -> int | None:
     """Characters of a text that one token stands for at most; None where a token may stand for any number.
 
-    Byte-pair encoding that knows every byte neither drops what it does not know nor makes one unknown token of it.
+    Byte-pair encoding of bytes makes no token for several unknown characters, and drops only single bytes that it does
+    not know. With those of ASCII and all that continue a character, something is left of each.
     """
     vocab = backend.get_vocab(with_added_tokens=True)
-    is_pairs = isinstance(backend.model, models.BPE)
-    knows_bytes = is_pairs and (backend.model.byte_fallback or all(map(vocab.__contains__, ByteLevel.alphabet())))
-    keeps_text = backend.normalizer is None or isinstance(backend.normalizer, NFC)
-    return max(map(len, vocab)) if knows_bytes and keeps_text else None
+    if not isinstance(backend.model, models.BPE) or not isinstance(backend.normalizer, NFC | None):
+        return None
+    known = [*map(chr, range(0x21, 0x7F)), *(_byte_letters(chr(code))[-1] for code in range(0x80, 0xC0))]
+    keeps_something = backend.model.byte_fallback or all(letter in vocab for letter in known)
+    return max(map(len, vocab)) if keeps_something else None
+
+
+def _byte_letters(text: str) -> str:
+    """The bytes of a text as byte-level tokenizers write them, a letter each."""
+    ((letters, _),) = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return str(letters)
