@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.tiny_tokenizer import tiny_hf_tokenizer
+from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
@@ -144,6 +144,23 @@ def test_where_one_token_may_stand_for_anything_nothing_is_promised(model: objec
         backend.normalizer = normalizer
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), num_threads=1)
     assert tokenizer.fewest_tokens("z" * 10_000) == 0
+    tokenizer.close()
+
+
+def test_a_tokenizer_that_cuts_texts_off_does_not_here() -> None:
+    hf = tiny_hf_tokenizer()
+    hf.backend_tokenizer.enable_truncation(10)
+    tokenizer = Tokenizer(hf, num_threads=1)
+    assert len(tokenizer.encode("a" * 50, add_special_tokens=False)) == 50
+    tokenizer.close()
+
+
+def test_an_added_token_may_swallow_any_space() -> None:
+    hf = tiny_hf_tokenizer()
+    hf.backend_tokenizer.add_tokens([AddedToken("<|pad|>", rstrip=True)])
+    tokenizer = Tokenizer(hf, num_threads=1)
+    text = "<|pad|>" + "\u3000\u00a0\u2028" * 500
+    assert len(tokenizer.encode(text, add_special_tokens=False)) == tokenizer.fewest_tokens(text) == 1
     tokenizer.close()
 
 

@@ -35,6 +35,12 @@ def test_where_reuse_is_plenty_more_is_forgotten() -> None:
     assert little.threshold < plenty.threshold
 
 
+def test_what_is_likelier_than_anything_judged_is_written() -> None:
+    writes = WriteFilter()
+    serve(writes, [0.002] * 300, reused=5000, rounds=2)
+    assert not writes.judge(np.full(2000, 0.95, np.float32)).any()
+
+
 def test_without_reuse_everything_is_written() -> None:
     writes = WriteFilter()
     serve(writes, [0.01, 0.2, 0.3], reused=0)

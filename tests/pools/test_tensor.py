@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.pools.blocks import LAYOUT, payload, read_blocks, write_blocks
 
-from dflash2.pools.tensor import LayerFirstPool, TensorPool
+from dflash2.pools.tensor import LayerFirstPool, TensorPool, _PiecesPool
 from dflash2.transfer.cpu_copy import CpuCopier
 from dflash2.types import KVLayout
 
@@ -55,3 +55,11 @@ def test_layer_first_tensors_that_do_not_fit_are_refused() -> None:
         LayerFirstPool(good, [torch.zeros(9, 4, 3, 5)] * 2, LAYOUT, CpuCopier())
     with pytest.raises(ValueError, match="contiguous"):
         LayerFirstPool(good, [torch.zeros(16, 3, 4, 5).transpose(1, 2)] * 2, LAYOUT, CpuCopier())
+
+
+def test_pieces_whose_rows_lie_differently_far_apart_are_refused() -> None:
+    """A copier is told one distance for all."""
+    width = LAYOUT.block_bytes // 2
+    near, far = torch.zeros(4, width, dtype=torch.uint8), torch.zeros(4, 2 * width, dtype=torch.uint8)[:, :width]
+    with pytest.raises(ValueError, match="equally far apart"):
+        _PiecesPool(4, LAYOUT, [near, far], CpuCopier())

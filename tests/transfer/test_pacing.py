@@ -50,6 +50,16 @@ def test_back_pressure_begins_late_and_ends_later() -> None:
     assert not paced.is_pressed
 
 
+def test_one_batch_of_a_stopped_process_does_not_become_what_is_usual() -> None:
+    paced = pacer()
+    for took_s in [0.001] * 100 + [10.0] + [0.001] * 20:
+        paced.after_batch(1_000_000, took_s)
+    assert not paced.is_pressed
+    for _ in range(20):
+        paced.after_batch(1_000_000, 0.010)
+    assert paced.is_pressed, "ten times as slow as usual"
+
+
 def test_back_pressure_ends_with_what_it_keeps_from_being_seen() -> None:
     clock = Clock()
     paced = pacer(clock=clock)

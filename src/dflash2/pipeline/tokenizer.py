@@ -18,7 +18,7 @@ from dflash2.types import IntArray
 
 LONG_TEXT_CHARS = 32 * 1024
 """Texts above this share one thread of their own: about 30 ms of byte-pair encoding on one core."""
-MAY_BE_DROPPED = "".join(map(chr, range(0x21))) + "\x7f"
+MAY_BE_DROPPED = "".join(char for char in map(chr, range(0x3001)) if char.isspace() or char < " " or char == "\x7f")
 COMPOSED_CHARS = 4
 """Unicode composition (NFC) joins a letter and its marks, three characters as a rule; some room above that."""
 
@@ -46,6 +46,7 @@ class Tokenizer:
         self.num_threads = num_threads
         # The backend is called directly: the wrapper above it changes shared truncation state and is not thread-safe.
         self._backend = backend
+        backend.no_truncation()  # a tokenizer.json may ask for it; a prompt is served whole or refused
         self._longest_token_chars = _longest_token_chars(backend)
         self._short_lane = ThreadPoolExecutor(num_threads, thread_name_prefix="dflash2-tokenizer")
         self._long_lane = ThreadPoolExecutor(1, thread_name_prefix="dflash2-tokenizer-long")

@@ -67,7 +67,8 @@ class WriteFilter:
         self._lost *= fading
         self._num_judged += len(chances)
         if self._num_judged >= FEWEST:
-            num_bins = int(np.searchsorted(np.cumsum(self._uses), self._spare()))
+            below = int(np.searchsorted(np.cumsum(self._uses), self._spare()))
+            num_bins = min(below, int(self._uses.nonzero()[0].max(initial=0)))  # of higher ones nothing is known
             self.threshold = math.exp(LOWEST_LOG * (1.0 - num_bins / NUM_BINS))
         return forgotten
 

@@ -82,8 +82,10 @@ class NativeRows:
         if piece_bytes > min(dst.stride_bytes, src.stride_bytes):
             raise ValueError(f"pieces of {piece_bytes} bytes overlap in rows that lie closer together")
         for rows in (dst_rows, src_rows):
-            if rows.dtype != np.int32 or not rows.flags.c_contiguous:
-                raise ValueError(f"rows must be a contiguous int32 vector, not {rows.dtype}")
+            if rows.dtype != np.int32 or rows.ndim != 1 or not rows.flags.c_contiguous:
+                raise ValueError(
+                    f"rows must be a contiguous int32 vector, not {rows.dtype} {rows.shape} with strides {rows.strides}"
+                )
         status = self._copy(
             _Rows(dst.pieces.ctypes.data, dst.stride_bytes, dst.num_rows),
             dst_rows.ctypes.data,

@@ -22,6 +22,8 @@ class _PiecesPool:
     def __init__(self, num_slots: int, layout: KVLayout, pieces: list[torch.Tensor], copier: PieceCopier) -> None:
         if {tuple(piece.shape) for piece in pieces} != {(num_slots, layout.block_bytes // len(pieces))}:
             raise ValueError("the pieces of a pool must be alike, and be the whole block")  # copiers rely on it
+        if len({piece.stride() for piece in pieces}) != 1:
+            raise ValueError("the rows of all pieces of a pool must lie equally far apart")
         self.num_slots = num_slots
         self.layout = layout
         self.pieces = pieces

@@ -24,7 +24,7 @@ _PRESSED_WEIGHT = 0.001
 """A device that stays slow becomes the usual one, after thousands of batches."""
 _PROBE_S = 1.0
 """Back-pressure ends when nothing was stored for so long: the next batch, a small one, shows whether it is over."""
-_WORST = 16.0
+_WORST = 8.0
 """One batch counts as at most so many times as slow as usual: a process that was stopped in between looks worse."""
 
 
@@ -102,7 +102,8 @@ class WritePacer:
         per_byte = took_s / num_bytes
         if self._usual is None:
             self._usual = self._recent = per_byte
-        self._recent += _RECENT_WEIGHT * (min(per_byte, _WORST * self._usual) - self._recent)
+        per_byte = min(per_byte, _WORST * self._usual)
+        self._recent += _RECENT_WEIGHT * (per_byte - self._recent)
         self._seen_at = self._clock()
         if self._recent >= self._options.slow_factor * self._usual:
             self._slow = True
