@@ -69,7 +69,7 @@ def test_defaults() -> None:
         },
         "scheduling": {
             "quantum_tokens": 32,
-            "max_batch_tokens": 1024,
+            "max_batch_tokens": 512,
             "max_running": 256,
             "admission_timeout_s": 60.0,
             "max_waiting": 1024,

@@ -123,7 +123,7 @@ class SchedulingConfig(Section):
 
     quantum_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 32
     """Decode steps for which a running sequence keeps its place while others are swapped out."""
-    max_batch_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
+    max_batch_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 512
     """New tokens in one step, prefill chunks and decodes together."""
     max_running: Annotated[int, Field(ge=1, le=1 << 16)] = 256
     """Sequences that run at the same time."""
