@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dflash2.config import Config, MemoryConfig, parse_config
 from dflash2.engine.async_engine import AsyncEngine
 from dflash2.engine.base import GenerationRequest
 from dflash2.engine.factory import assemble_engine
 from dflash2.engine.model_loader import LoadedModel, load_model, load_tokenizer
-from dflash2.engine.sampling import SamplingParams
+from dflash2.engine.sampling import SamplingParams, _uniform
 from dflash2.pipeline.handoff import TokenRing
 from dflash2.pipeline.pipeline import Pipeline, TextPrompt
 from dflash2.pipeline.tokenizer import Tokenizer
@@ -108,10 +109,41 @@ def with_pipeline(
     return asyncio.run(main())
 
 
-def test_the_same_answers_token_for_token(loaded: LoadedModel, tokenizer: Tokenizer) -> None:
+def is_tie(
+    model: torch.nn.Module, context: list[int], tokens: tuple[int, int], sampling: SamplingParams, step: int
+) -> bool:
+    """Whether rounding alone may choose between two tokens after ``context``.
+
+    A greedy choice: their logits differ by less than 1e-3. A drawn one: the random number lies within 1e-5 of what
+    the cumulative probabilities give to either (other batch shapes and processors move these by about 1e-6).
+    """
+    with torch.inference_mode():
+        logits = model(torch.tensor([context])).logits[0, -1].double()
+    if sampling.is_greedy:
+        return float(logits.max() - logits[list(tokens)].min()) < 1e-3
+    shares = (logits / sampling.temperature).softmax(0)
+    ends = shares.cumsum(0)
+    assert sampling.seed is not None
+    drawn = _uniform(sampling.seed, step)
+    return all(ends[token] - shares[token] - 1e-5 < drawn < ends[token] + 1e-5 for token in tokens)
+
+
+def test_the_same_answers_token_for_token(loaded: LoadedModel, tokenizer: Tokenizer, model_path: Path) -> None:
     asked = mixed(seed=5)
     said, stats = with_pipeline(loaded, tokenizer, asked)
-    assert said == without_pipeline(loaded, tokenizer, asked)
+    wanted = without_pipeline(loaded, tokenizer, asked)
+    assert [len(answer) for answer in said] == [len(answer) for answer in wanted]
+    parted = [
+        (number, next(step for step, pair in enumerate(zip(*pairs, strict=True)) if pair[0] != pair[1]))
+        for number, pairs in enumerate(zip(said, wanted, strict=True))
+        if pairs[0] != pairs[1]
+    ]
+    assert len(parted) <= 1, parted  # of about 700 tokens; a tie is one in thousands
+    for number, step in parted:
+        text, sampling = asked[number]
+        context = [*tokenizer.encode(text, add_special_tokens=True), *wanted[number][:step]]
+        model = load_model(model_path).model  # one without the engine's attention
+        assert is_tie(model, context, (said[number][step], wanted[number][step]), sampling, step), parted
     scheduler, pipeline = stats["scheduler"], stats["pipeline"]
     assert scheduler["admitted_requests"] == pipeline["stages"]["tokenise"]["done"] == COUNT
     assert scheduler["admission"]["pressure_steps"] > 0 and stats["counters"]["swap_out_blocks"] > 0
