@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash2 import Config, KeyNamespace, KVLayout, Runtime, create_runtime
-from dflash2.errors import CapacityError, StorageError
+from dflash2 import Config, KeyNamespace, KVLayout, Runtime, build, create_runtime
+from dflash2.build import check_start
+from dflash2.engine.factory import create_engine
+from dflash2.errors import CapacityError, ConfigError, StorageError
 from dflash2.types import Tier
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=32, block_size=16, dtype="float32")  # 16 KiB a block
@@ -52,6 +54,35 @@ def test_fallback_has_hbm_only_and_says_why(tmp_path: Path) -> None:
     assert not runtime.can_swap and runtime.cache.policy.name == "lru"
     assert not (tmp_path / "unused").exists()
     runtime.shutdown()
+
+
+def test_what_can_be_refused_is_refused_before_weights_are_loaded(tmp_path: Path) -> None:
+    fits = config(tmp_path / "kv")
+    check_start(fits)
+    check_start(config(tmp_path, enable=False, nvme_capacity_mb=10**9))  # needs none
+    with pytest.raises(StorageError, match=r"rank0: \d+ bytes needed and \d+ must stay free"):
+        check_start(config(tmp_path, nvme_capacity_mb=10**9))
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot be made"):
+        check_start(config(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="more than the"):
+        check_start(config(tmp_path, dram_capacity_mb=10**9))
+    runtime = create_runtime(fits, LAYOUT, SPACE)
+    with pytest.raises(StorageError, match="in use by process"):
+        check_start(fits)
+    with pytest.raises(StorageError, match="in use by process"):  # and not: no such model
+        create_engine("no such model", fits)
+    runtime.shutdown()
+    check_start(fits)
+    create_runtime(fits, LAYOUT, SPACE).shutdown()
+
+
+def test_space_that_an_earlier_run_holds_counts_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_runtime(config(tmp_path), LAYOUT, SPACE).shutdown()
+    monkeypatch.setattr("dflash2.pools.nvme_files._free_bytes", lambda fd: build.FLOOR_BYTES + (1 << 20))
+    check_start(config(tmp_path, nvme_capacity_mb=4))
+    with pytest.raises(StorageError, match="needed"):
+        check_start(config(tmp_path, nvme_capacity_mb=6))
 
 
 def test_a_pool_without_two_blocks_is_refused(tmp_path: Path) -> None:

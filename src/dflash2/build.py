@@ -22,6 +22,7 @@ from dflash2.policy.saved import load_policy
 from dflash2.pools.base import BlockPool
 from dflash2.pools.dram import DramPool
 from dflash2.pools.nvme import NvmeOptions, NvmePool
+from dflash2.pools.nvme_files import check_folder
 from dflash2.pools.nvme_leftovers import rank_folder, reclaim_dead_ranks
 from dflash2.pools.tensor import LayerFirstPool, TensorPool, free_device_bytes, total_device_bytes
 from dflash2.runtime import Runtime, RuntimeParts
@@ -114,6 +115,24 @@ def create_runtime(
     return Runtime(parts, namespace, clock)
 
 
+def check_start(config: Config, world_size: int = 1, rank: int = 0, *, ranks_per_machine: int | None = None) -> None:
+    """Refuse what can be refused before weights are loaded: memory that this machine has not, an NVMe path of no use.
+
+    Args:
+        config: as read.
+        world_size: ranks of the model.
+        rank: this one.
+        ranks_per_machine: see ``dflash2.config.effective``.
+
+    Raises:
+        ConfigError, StorageError: as ``create_runtime`` would later.
+    """
+    resolved = effective(config, world_size, rank, ranks_per_machine=ranks_per_machine)
+    if config.enable and resolved.nvme_rank_bytes:
+        path = _nvme_folder(resolved)
+        check_folder(path, rank_folder(rank), resolved.nvme_rank_bytes, _floor_bytes(path))
+
+
 def device_kv_bytes(config: Config, device: str, block_bytes: int) -> int | None:
     """How much of a device is for KV: all of it less reserve and staging, at most ``hbm_capacity_mb``.
 
@@ -176,16 +195,22 @@ def _add_lower_tiers(
         pools[Tier.DRAM] = DramPool(dram_slots, layout, access.page_lock)
     nvme_slots = resolved.nvme_rank_bytes // layout.stride_bytes
     if nvme_slots:
-        path = resolved.nvme_path
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"memory.nvme_path: {path} cannot be made ({error.strerror}); name a folder that can"
-            ) from error
-        reclaim_dead_ranks(path, resolved.world_size)
+        path = _nvme_folder(resolved)
         options = NvmeOptions(free_space_floor_bytes=_floor_bytes(path))
         pools[Tier.NVME] = NvmePool([path], rank_folder(resolved.rank), nvme_slots, layout, namespace.root(), options)
+
+
+def _nvme_folder(resolved: EffectiveConfig) -> Path:
+    """``memory.nvme_path``, made where it was not there, without what ranks of an earlier run left."""
+    path = resolved.nvme_path
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"memory.nvme_path: {path} cannot be made ({error.strerror}); name a folder that can"
+        ) from error
+    reclaim_dead_ranks(path, resolved.world_size)
+    return path
 
 
 def _floor_bytes(path: Path) -> int:

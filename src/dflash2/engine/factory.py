@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dflash2.build import create_runtime
+from dflash2.build import check_start, create_runtime
 from dflash2.cache.admission import Admission
 from dflash2.cache.smoothing import ButterworthLowPass
 from dflash2.config import Config
@@ -51,6 +51,7 @@ def create_engine(
     Raises:
         ConfigError, CapacityError, StorageError, ModelError: with what to do.
     """
+    check_start(config)
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     return assemble_engine(load_model(model, dtype=dtype, device=device), config, max_context_tokens)

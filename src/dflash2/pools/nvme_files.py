@@ -191,6 +191,27 @@ class PoolFiles:
         return fd
 
 
+def check_folder(directory: Path, name: str, num_bytes: int, free_space_floor_bytes: int) -> None:
+    """Refuse, before anything large is loaded, a folder that ``PoolFiles`` is going to refuse.
+
+    Args:
+        directory: absolute, existing.
+        name: sub-directory of this rank; is made.
+        num_bytes: roughly what its files will take.
+        free_space_floor_bytes: space that must stay free.
+
+    Raises:
+        StorageError: it is somebody else's, cannot be written, is in use, or has too little space.
+    """
+    folder = _own_folder(directory, name)
+    fd = _lock(folder)
+    try:
+        held = sum(path.lstat().st_blocks * 512 for path in folder.iterdir())
+        _require_space(folder, max(0, num_bytes - held), free_space_floor_bytes, _free_bytes(fd))
+    finally:
+        os.close(fd)
+
+
 def _own_folder(directory: Path, name: str) -> Path:
     if not directory.is_absolute():
         raise StorageError(f"NVMe path {directory} is relative; did you mean {Path.cwd() / directory}?")
@@ -242,13 +263,16 @@ def _check_space(wanted: Sequence[tuple[Path, int, int]], floor_bytes: int) -> N
         example[info.st_dev] = (path, fd)
     for device, need in needed.items():
         path, fd = example[device]
-        free = _free_bytes(fd)
-        if need > 0 and need + floor_bytes > free:
-            floor = f" and {floor_bytes} must stay free" if floor_bytes else ""
-            raise StorageError(
-                f"not enough space for {path}: {need} bytes needed{floor}, {free} free; "
-                "lower memory.nvme_capacity_mb or choose another path"
-            )
+        _require_space(path, need, floor_bytes, _free_bytes(fd))
+
+
+def _require_space(path: Path, need: int, floor_bytes: int, free: int) -> None:
+    if need > 0 and need + floor_bytes > free:
+        floor = f" and {floor_bytes} must stay free" if floor_bytes else ""
+        raise StorageError(
+            f"not enough space for {path}: {need} bytes needed{floor}, {free} free; "
+            "lower memory.nvme_capacity_mb or choose another path"
+        )
 
 
 def _free_bytes(fd: int) -> int:
