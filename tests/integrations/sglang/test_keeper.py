@@ -354,6 +354,40 @@ def test_expected_blocks_are_hot_until_the_request_has_them(engine: Engine) -> N
     assert policy.is_cold(table, ids, engine.clock())[0]
 
 
+def test_blocks_stay_hot_while_another_request_waits_for_them(engine: Engine) -> None:
+    engine.compute([10, 11, 12], [3, 4, 5])
+    engine.settle()
+    engine.give_up([3, 4, 5])
+    waiting, table = engine.keeper.waiting, engine.cache.table
+    ids = waiting.restorable("one", [name(10), name(11)]).ids
+    for _ in range(2):  # asked twice, it waits once
+        waiting.restorable("other", [name(10), name(11), name(12)])
+    waiting.restorable("one", [name(10)])
+    assert np.isfinite(table.next_use[ids]).all()
+    engine.keeper.used("one", [name(10)], 8)
+    waiting.forget("one")
+    waiting.forget("one")
+    assert np.isfinite(table.next_use[ids]).all()
+    waiting.forget("other")
+    assert not np.isfinite(table.next_use).any()
+
+
+def test_a_request_is_expected_for_as_long_as_it_is_in_the_queue(engine: Engine) -> None:
+    engine.compute([10, 20], [3, 4])
+    engine.settle()
+    engine.give_up([3, 4])
+    waiting = engine.keeper.waiting
+    for request_id, key in (("stays", 10), ("gone", 20)):
+        waiting.restorable(request_id, [name(key)])
+        waiting.bring_up(request_id)
+    for _ in range(3000):
+        engine.keeper.step(NUM_PAGES, None)
+    waiting.forget_others(["stays", "unknown"])
+    assert (waiting.num_blocks("stays"), waiting.num_blocks("gone")) == (1, 0)
+    assert np.count_nonzero(engine.cache.table.busy) == 1
+    assert np.count_nonzero(np.isfinite(engine.cache.table.next_use)) == 1
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_random_walk(tmp_path: Path, seed: int) -> None:
     """Pages come and go at any moment; whatever is loaded has the bytes that were computed."""

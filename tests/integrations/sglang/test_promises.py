@@ -36,8 +36,15 @@ def create() -> Runtime:
     )
 
 
-def give(promises: Promises, rid: str, produced: int = 0, on_any_rank: Callable[[bool], bool] = bool) -> bool:
-    return promises.try_give(rid, PROMPT, MAX_NEW, produced, None, on_any_rank)
+def give(
+    promises: Promises,
+    rid: str,
+    produced: int = 0,
+    on_any_rank: Callable[[bool], bool] = bool,
+    *,
+    nobody_runs: bool = False,
+) -> bool:
+    return promises.try_give(rid, PROMPT, MAX_NEW, produced, None, on_any_rank, nobody_runs=nobody_runs)
 
 
 class Ranks:
@@ -84,6 +91,49 @@ def test_it_learns_how_long_answers_are(runtime: Runtime) -> None:
     assert runtime.ledger.num_promised < (PROMPT + 40) // 8
     assert give(promises, "next", produced=100)  # it was retracted, and is longer than expected
     assert runtime.ledger.num_promised >= (PROMPT + 100) // 8
+
+
+def fill_up_with_short_ones(promises: Promises, expected: int = 20) -> list[str]:
+    """Answers were short so far, so each request is promised little; as many are admitted as fit."""
+    for rid in map(str, range(40)):
+        assert give(promises, rid)
+        promises.ended(rid, Outcome("stop", expected))
+    rids = [f"short {number}" for number in range(200)]
+    return [rid for rid in rids if give(promises, rid)]
+
+
+def test_one_that_was_retracted_keeps_its_old_promise_when_it_is_refused_a_larger_one(runtime: Runtime) -> None:
+    promises = Promises(runtime)
+    admitted = fill_up_with_short_ones(promises)
+    before = runtime.ledger.promised_to(admitted[0])
+    assert not give(promises, admitted[0], produced=MAX_NEW - 1)
+    assert runtime.ledger.promised_to(admitted[0]) == before
+    assert not give(promises, "another")  # what it keeps is nobody else's
+    for rid in admitted[1:10]:
+        promises.ended(rid, Outcome("stop", 20))
+    assert give(promises, admitted[0], produced=MAX_NEW - 1)
+    assert runtime.ledger.promised_to(admitted[0]) == (PROMPT + MAX_NEW) // 8
+
+
+def test_where_nobody_runs_a_retracted_request_goes_on_and_a_new_one_waits(runtime: Runtime) -> None:
+    promises = Promises(runtime)
+    retracted = fill_up_with_short_ones(promises)
+    before = runtime.ledger.num_promised
+    assert not give(promises, "new", nobody_runs=True)
+    assert give(promises, retracted[0], produced=MAX_NEW - 1, nobody_runs=True)
+    assert runtime.ledger.num_promised == before
+
+
+def test_a_retracted_request_is_refused_more_by_all_ranks_if_by_one(runtime: Runtime) -> None:
+    promises = Promises(runtime)
+    fill_up_with_short_ones(promises, expected=20)
+    for rid in [f"short {number}" for number in range(10)]:
+        promises.ended(rid, Outcome("stop", 20))
+    rid = "short 10"
+    before = runtime.ledger.promised_to(rid)
+    assert not give(promises, rid, produced=MAX_NEW - 1, on_any_rank=lambda here: True)
+    assert runtime.ledger.promised_to(rid) == before
+    assert give(promises, rid, produced=MAX_NEW - 1)
 
 
 def test_ranks_admit_alike_though_one_has_lost_slots(runtime: Runtime) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,8 +14,6 @@ from dflash2.types import IntArray, Tier, Urgency
 
 FRONT_SHARE = 0.75
 """Share of DRAM that blocks which requests wait for may take."""
-EXPECTED_FOR_STEPS = 1000
-"""A waiting request that was not asked about for so many steps is gone."""
 
 EMPTY: IntArray = np.empty(0, np.int32)
 
@@ -41,13 +39,11 @@ class _Expected:
         ids: the blocks.
         on_nvme: those of them that were nowhere else when it arrived.
         held: those that stay in DRAM until the request has got them.
-        asked_at: step in which it was last asked about.
     """
 
     ids: IntArray
     on_nvme: IntArray
     held: IntArray
-    asked_at: int
 
 
 class Expectations:
@@ -65,7 +61,8 @@ class Expectations:
         self._clock = clock
         self._holds = holds
         self._expected: dict[str, _Expected] = {}
-        self._num_steps = 0
+        self._num_waiting = np.zeros(len(self._table.next_use), np.int32)
+        """Requests that wait for each block."""
 
     def restorable(self, request_id: str, keys: list[bytes]) -> Restorable:
         """Which leading blocks of ``keys`` can be had from below. They stay hot until ``forget``."""
@@ -73,13 +70,14 @@ class Expectations:
         below = (self._table.present[ids] & ~TIER_BIT[Tier.HBM]) != 0
         ids = ids[: _leading(below)]
         before = self._expected.get(request_id)
-        if before is not None:
-            self._table.next_use[before.ids] = np.inf
         if len(ids):
             on_nvme = ids[self._table.present[ids] == TIER_BIT[Tier.NVME]] if before is None else before.on_nvme
             held = EMPTY if before is None else self._kept(before.held, ids)
-            self._expected[request_id] = _Expected(ids, on_nvme, held, self._num_steps)  # keeps its place in the line
+            self._expected[request_id] = _Expected(ids, on_nvme, held)  # keeps its place in the line
+            self._num_waiting[ids] += 1
             self._table.next_use[ids] = self._clock()
+            if before is not None:
+                self._no_longer_for(before.ids)
         else:
             self.forget(request_id)
         return Restorable(ids, _leading(self._table.has(ids, Tier.DRAM)))
@@ -131,20 +129,19 @@ class Expectations:
         """The request has got its blocks, or will never want them. Idempotent."""
         expected = self._expected.pop(request_id, None)
         if expected is not None:
-            self._table.next_use[expected.ids] = np.inf
+            self._no_longer_for(expected.ids)
             self._holds.let_go(expected.held)
 
-    def forget_all(self) -> None:
-        """Nobody waits any more."""
-        for request_id in list(self._expected):
+    def forget_others(self, waiting: Collection[str]) -> None:
+        """Only these requests wait still."""
+        still = set(waiting)
+        for request_id in [each for each in self._expected if each not in still]:
             self.forget(request_id)
 
-    def step(self) -> None:
-        """Between two steps of the engine: requests that nobody has asked about for long are gone."""
-        self._num_steps += 1
-        oldest = self._num_steps - EXPECTED_FOR_STEPS
-        for request_id in [rid for rid, each in self._expected.items() if each.asked_at < oldest]:
-            self.forget(request_id)
+    def _no_longer_for(self, ids: IntArray) -> None:
+        """One request fewer waits for these blocks; those that nobody waits for are like any others."""
+        self._num_waiting[ids] -= 1
+        self._table.next_use[ids[self._num_waiting[ids] == 0]] = np.inf
 
     def _kept(self, held: IntArray, ids: IntArray) -> IntArray:
         """Let those go that are no longer among ``ids``, because they are on the device by now; the others."""

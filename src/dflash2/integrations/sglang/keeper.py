@@ -125,7 +125,6 @@ class Keeper:
         counters.used_in_hbm_blocks += int(np.count_nonzero(table.has(ids, Tier.HBM)))
         self._cache.prefetcher.note_needed(ids)
         self._cache.regret.note_needed(ids[~table.has(ids, Tier.HBM)], self._clock())
-        table.next_use[ids] = np.inf
         self._cache.policy.on_use(table, ids, self._clock(), request_id)
 
     # -- asked by the engine -------------------------------------------------------------------------------------
@@ -165,7 +164,6 @@ class Keeper:
             ready: see ``CopyJob``, for copies that read device pages.
         """
         self._poll()
-        self.waiting.step()
         self._copy_down.ahead(num_free_pages, ready)
         self.runtime.rebalance([], [])
         self._copy_down.to_nvme_early()
@@ -193,7 +191,7 @@ class Keeper:
         deadline = time.monotonic() + timeout_s
         while self._cache.mover.num_in_flight and time.monotonic() < deadline:
             self.runtime.wait(POLL_S)
-        self.waiting.forget_all()
+        self.waiting.forget_others([])
         self.freed(self._table.slots_of(self._table.on_tier(Tier.HBM), Tier.HBM))
         self.runtime.flush()
 

@@ -35,6 +35,8 @@ IDLE_WAIT_S = 0.001
 FLUSH_WAIT_S = 2.0
 RETRACT_WAIT_S = 0.5
 """Longest time that a retraction waits for the last blocks of the request to be copied down."""
+LOOK_FOR_GONE_EVERY = 1000
+"""Steps between two looks for requests that left the queue without a word: there should be none."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,9 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
         """The request whose KV is going into SGLang's tree; set by a hook."""
         self.retracting = False
         """A retraction inserts nodes whose pages are wanted in the same step: they must not be locked."""
+        self.waiting_rids: Callable[[], list[str]] = list
+        """The requests in SGLang's queue; set by a hook."""
+        self._num_steps = 0
         self._retract_until = 0.0
         self.num_retractions = 0
         self._metrics = SchedulerMetrics(runtime.stats(), self._placement.tp_rank)
@@ -177,6 +182,9 @@ class DFlash2Linker(UnifiedCacheLinker):  # type: ignore[misc]
     def num_completed_offloads(self) -> int:
         """Nodes whose lock may go. SGLang asks once in each step, so this is where the keeper's step is done."""
         self.keeper.step(self._allocator.available_size() // self.page_size, self._ready())
+        self._num_steps += 1
+        if self._num_steps % LOOK_FOR_GONE_EVERY == 0:
+            self.keeper.waiting.forget_others(self.waiting_rids())
         if self._metrics.is_due:
             self._metrics.write(self.keeper.runtime.stats())
         done = 0

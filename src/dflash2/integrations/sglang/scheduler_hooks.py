@@ -132,6 +132,7 @@ def around_queue_request(original: Original, scheduler: Any, req: Any, *args: An
         return
     from sglang.srt.mem_cache.common import _req_radix_key
 
+    linker.waiting_rids = functools.partial(_waiting_rids, scheduler)
     if not req.retracted_stain:
         key = _req_radix_key(scheduler.tree_cache, req, req.origin_input_ids)
         linker.arrived(req.rid, req.session_id, key)
@@ -141,6 +142,10 @@ def around_queue_request(original: Original, scheduler: Any, req: Any, *args: An
     if num_missing is not None and _first_come_first_served(scheduler) and queue and queue[-1] is req:
         queue.pop()
         queue.insert(linker.order.join([other.rid for other in queue], req.rid, num_missing), req)
+
+
+def _waiting_rids(scheduler: Any) -> list[str]:
+    return [req.rid for req in scheduler.waiting_queue]
 
 
 def _missing_tokens(tree_cache: Any, req: Any, linker: Any) -> int:
@@ -166,15 +171,23 @@ def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **k
     linker = linker_of(adder.tree_cache)
     if linker is None:
         return original(adder, req, *args, **kwargs)
+    nobody_runs = not adder.can_run_list and not adder.running_batch.reqs
     wait = most(adder.tree_cache, linker.nvme_waits.of(req.rid)) if linker.has_nvme else Wait.NOT
     if wait != Wait.NOT:
-        if not adder.can_run_list and not adder.running_batch.reqs:
+        if nobody_runs:
             linker.let_copies_run()
         return AddReqResult.OTHER if wait == Wait.HOLDS else AddReqResult.CONTINUE
-    num_prompt, max_new, produced = len(req.origin_input_ids), req.sampling_params.max_new_tokens, len(req.output_ids)
-    on_any_rank = functools.partial(agreed, adder.tree_cache)
-    if not linker.promises.try_give(req.rid, num_prompt, max_new, produced, req.lora_id, on_any_rank):
-        return AddReqResult.OTHER
+    promised = linker.promises.try_give(
+        req.rid,
+        len(req.origin_input_ids),
+        req.sampling_params.max_new_tokens,
+        len(req.output_ids),
+        req.lora_id,
+        functools.partial(agreed, adder.tree_cache),
+        nobody_runs=nobody_runs,
+    )
+    if not promised:  # where nobody runs, retracted requests behind it have what it needs, and must go on
+        return AddReqResult.CONTINUE if nobody_runs else AddReqResult.OTHER
     num_before = len(adder.can_run_list)
     result = original(adder, req, *args, **kwargs)
     if len(adder.can_run_list) > num_before:
