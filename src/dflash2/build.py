@@ -22,7 +22,7 @@ from dflash2.policy.saved import load_policy
 from dflash2.pools.base import BlockPool
 from dflash2.pools.dram import DramPool
 from dflash2.pools.nvme import NvmeOptions, NvmePool
-from dflash2.pools.nvme_files import check_folder
+from dflash2.pools.nvme_files import check_folders
 from dflash2.pools.nvme_leftovers import rank_folder, reclaim_dead_ranks
 from dflash2.pools.tensor import LayerFirstPool, TensorPool, free_device_bytes, total_device_bytes
 from dflash2.runtime import Runtime, RuntimeParts
@@ -115,22 +115,22 @@ def create_runtime(
     return Runtime(parts, namespace, clock)
 
 
-def check_start(config: Config, world_size: int = 1, rank: int = 0, *, ranks_per_machine: int | None = None) -> None:
+def check_start(config: Config, world_size: int = 1, ranks: range = range(1)) -> None:
     """Refuse what can be refused before weights are loaded: memory that this machine has not, an NVMe path of no use.
 
     Args:
         config: as read.
         world_size: ranks of the model.
-        rank: this one.
-        ranks_per_machine: see ``dflash2.config.effective``.
+        ranks: those on this machine.
 
     Raises:
         ConfigError, StorageError: as ``create_runtime`` would later.
     """
-    resolved = effective(config, world_size, rank, ranks_per_machine=ranks_per_machine)
+    resolved = effective(config, world_size, ranks[0], ranks_per_machine=len(ranks))
     if config.enable and resolved.nvme_rank_bytes:
         path = _nvme_folder(resolved)
-        check_folder(path, rank_folder(rank), resolved.nvme_rank_bytes, _floor_bytes(path))
+        names = [rank_folder(rank) for rank in ranks]
+        check_folders(path, names, resolved.nvme_rank_bytes * len(ranks), _floor_bytes(path))
 
 
 def device_kv_bytes(config: Config, device: str, block_bytes: int) -> int | None:

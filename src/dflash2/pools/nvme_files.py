@@ -191,25 +191,24 @@ class PoolFiles:
         return fd
 
 
-def check_folder(directory: Path, name: str, num_bytes: int, free_space_floor_bytes: int) -> None:
-    """Refuse, before anything large is loaded, a folder that ``PoolFiles`` is going to refuse.
+def check_folders(directory: Path, names: Sequence[str], num_bytes: int, free_space_floor_bytes: int) -> None:
+    """Refuse, before anything large is loaded, folders that ``PoolFiles`` is going to refuse.
+
+    Whether another process uses them is not asked: an earlier server may be about to end.
 
     Args:
         directory: absolute, existing.
-        name: sub-directory of this rank; is made.
-        num_bytes: roughly what its files will take.
+        names: sub-directories of the ranks; are made.
+        num_bytes: roughly what the files of all of them will take.
         free_space_floor_bytes: space that must stay free.
 
     Raises:
-        StorageError: it is somebody else's, cannot be written, is in use, or has too little space.
+        StorageError: one is somebody else's or cannot be made, or there is too little space.
     """
-    folder = _own_folder(directory, name)
-    fd = _lock(folder)
-    try:
-        held = sum(path.lstat().st_blocks * 512 for path in folder.iterdir())
-        _require_space(folder, max(0, num_bytes - held), free_space_floor_bytes, _free_bytes(fd))
-    finally:
-        os.close(fd)
+    folders = [_own_folder(directory, name) for name in names]
+    held = sum(path.lstat().st_blocks * 512 for folder in folders for path in folder.iterdir())
+    stats = os.statvfs(directory)
+    _require_space(directory, max(0, num_bytes - held), free_space_floor_bytes, stats.f_bavail * stats.f_frsize)
 
 
 def _own_folder(directory: Path, name: str) -> Path:

@@ -52,6 +52,15 @@ def test_enabled_switches_the_linker_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert args.unified_cache_external_linker_config["linker_extra_config"] == {"path": str(path)}
 
 
+def test_a_disk_too_small_for_the_ranks_here_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = {"nvme_capacity_mb": 10**9, "nvme_path": str(tmp_path / "kv")}
+    use(tmp_path, monkeypatch, json.dumps({"enable": True, "memory": memory}))
+    assert "not enough space" in refusal(server_args(tp_size=4, nnodes=2, node_rank=1), capsys)
+    assert {path.name for path in (tmp_path / "kv").iterdir()} == {"rank2", "rank3"}
+
+
 def test_nothing_configured_changes_nothing() -> None:
     args = server_args()
     plugin.apply_config(args)

@@ -7,11 +7,14 @@ import logging
 import multiprocessing
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash2.errors import DFlash2Error
 from dflash2.integrations.sglang import hookpoints, settings
 from dflash2.integrations.sglang.errors import refuse
+
+if TYPE_CHECKING:
+    from dflash2.config import Config
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ def apply_config(server_args: Any) -> None:
         if found:
             refuse(f"{', '.join(found)} and {FLAG} cannot be on together")
         server_args.page_size = settings.page_size(config, server_args.page_size)
+        _check_machine(config, server_args)
     except DFlash2Error as error:
         refuse(str(error))
     server_args.enable_unified_cache_external_linker = True
@@ -78,6 +82,16 @@ def apply_config(server_args: Any) -> None:
         "linker_module_path": _LINKER_MODULE,
         "linker_extra_config": {"path": path},
     }
+
+
+def _check_machine(config: Config, server_args: Any) -> None:
+    """What this machine cannot give is said now, not when the weights are loaded."""
+    from dflash2.build import check_start
+
+    world_size = (getattr(server_args, "tp_size", None) or 1) * (getattr(server_args, "dp_size", None) or 1)
+    here = max(1, world_size // (getattr(server_args, "nnodes", None) or 1))
+    first = here * (getattr(server_args, "node_rank", None) or 0)
+    check_start(config, world_size, range(first, first + here))
 
 
 def _check_version() -> None:
