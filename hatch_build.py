@@ -1,6 +1,7 @@
-"""Build hook: compiles ``rows.c`` into the wheel, or into the tree for an editable installation.
+"""Build hook: compiles ``rows.c`` and ``blocks.c`` into the wheel, or into the tree for an editable installation.
 
-Without a compiler the package is built all the same, for any platform, and copies rows with NumPy.
+Without a compiler the package is built all the same, for any platform, and copies rows with NumPy and
+moves NVMe blocks one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = "src/dflash2/pools/rows.c"
+SOURCES = ("src/dflash2/pools/rows.c", "src/dflash2/pools/blocks.c")
 LIBRARY = "dflash2/pools/librows.so"
 FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared")
 
@@ -31,7 +32,7 @@ class RowsHook(BuildHookInterface[Any]):
         root = Path(self.root)
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder) / "librows.so"
-            if not self._compile(root / SOURCE, built):
+            if not self._compile([root / source for source in SOURCES], built):
                 return
             if version == "editable":
                 target = root / "src" / LIBRARY
@@ -43,12 +44,12 @@ class RowsHook(BuildHookInterface[Any]):
                 build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
             _put(built, target)
 
-    def _compile(self, source: Path, target: Path) -> bool:
+    def _compile(self, sources: list[Path], target: Path) -> bool:
         compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
         if shutil.which(compiler[0]) is None:
             compiler = ["cc"]
         try:
-            subprocess.run([*compiler, *FLAGS, "-o", target, source], check=True, capture_output=True, text=True)
+            subprocess.run([*compiler, *FLAGS, "-o", target, *sources], check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             reason = (getattr(error, "stderr", None) or str(error)).strip()
             self.app.display_warning(f"the native copier cannot be built, NumPy copies instead: {reason}")

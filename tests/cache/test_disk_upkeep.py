@@ -11,10 +11,8 @@ import pytest
 
 from dflash2 import Config, KeyNamespace, KVLayout, Runtime, create_runtime
 from dflash2.cache.sequence import Sequence
-from dflash2.pools.file_wrappers import FileCall, GatedFiles, payload_writes
-from dflash2.pools.fileops import OsFileOps
 from dflash2.pools.nvme import NvmePool
-from dflash2.types import IntArray, Tier, Urgency
+from dflash2.types import BoolArray, ByteArray, IntArray, Tier, Urgency
 
 BLOCK = 16
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=32, block_size=BLOCK, dtype="float32")  # 16 KiB a block
@@ -83,18 +81,21 @@ def test_an_open_requests_blocks_are_not_found_by_a_later_run_after_a_flush(tmp_
     later.shutdown()
 
 
-def test_what_is_on_its_way_to_the_disk_at_a_flush_is_not_found_later(tmp_path: Path) -> None:
+def test_what_is_on_its_way_to_the_disk_at_a_flush_is_not_found_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runtime = start(tmp_path)
     runtime.close(serve(runtime, "r", PROMPT))
     ids = runtime.cache.peek(SPACE.root(), PROMPT)
     pool, begun, gate = nvme_of(runtime), threading.Event(), threading.Event()
+    store = pool._io.store
 
-    def hold(call: FileCall) -> bool:
-        if payload_writes(call):
-            begun.set()
-        return payload_writes(call)
+    def held(slots: IntArray, buffer: ByteArray, rows: IntArray, keys: ByteArray) -> BoolArray:
+        begun.set()
+        gate.wait()
+        return store(slots, buffer, rows, keys)
 
-    pool._io._ops = GatedFiles(OsFileOps(), hold, gate)
+    monkeypatch.setattr(pool._io, "store", held)
     runtime.cache.mover.copy(ids, Tier.HBM, Tier.NVME, Urgency.DEMOTION)
     assert begun.wait(60.0)  # with its key
     runtime.flush()

@@ -11,6 +11,7 @@ from dflash2.doctor.cost import swap_cost_lines
 from dflash2.doctor.probes import STEPS, measure, probe_size
 from dflash2.doctor.profile import DeviceProfile, read_profile, write_profile
 from dflash2.errors import ConfigError, StorageError
+from dflash2.pools import nvme
 from dflash2.pools.fileops import OsFileOps
 from dflash2.types import MIB
 
@@ -57,6 +58,7 @@ def test_a_failing_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(OsFileOps, "pwritev", full)
+    monkeypatch.setattr(nvme, "native_blocks", lambda: None)
     with pytest.raises(StorageError, match="from dram to nvme failed"):
         measure(SMALL, tmp_path, lambda name: None, device="cpu")
     assert list(tmp_path.iterdir()) == []

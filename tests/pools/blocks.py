@@ -12,6 +12,7 @@ from tests.pools.payloads import FINGERPRINT, keys_of, slots_of
 
 from dflash2.pools.base import BlockPool
 from dflash2.pools.dram import DramPool
+from dflash2.pools.fileops import OsFileOps
 from dflash2.pools.nvme import NvmeOptions, NvmePool
 from dflash2.pools.page_memory import PageMemory
 from dflash2.pools.tensor import LayerFirstPool, TensorPool
@@ -105,6 +106,14 @@ def buffered_nvme_pool(path: Path) -> BlockPool:
     return nvme_pool(path, options=NvmeOptions(direct_io=False))
 
 
+class PlainFileOps(OsFileOps):
+    """The operating system too, but nothing that the native library may take for it."""
+
+
+def python_nvme_pool(path: Path) -> BlockPool:
+    return nvme_pool(path, options=NvmeOptions(files=PlainFileOps()))
+
+
 POOLS: dict[str, Callable[[Path], BlockPool]] = {
     "tensor": tensor_pool,
     "layer-first": layer_first_pool,
@@ -112,6 +121,7 @@ POOLS: dict[str, Callable[[Path], BlockPool]] = {
     "layer-first-numpy": numpy_layer_first_pool,
     "dram": dram_pool,
     "nvme": nvme_pool,
+    "nvme-python": python_nvme_pool,
     "nvme-striped": striped_nvme_pool,
     "nvme-buffered": buffered_nvme_pool,
 }

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from dflash2.pools.native_blocks import NativeBlocks
 from dflash2.pools.native_rows import NativeRows
 from dflash2.types import PAGE_BYTES
 
@@ -135,9 +136,10 @@ def installed_torch() -> TorchBuild | None:
 
 
 def native_copier_problem() -> str:
-    """Why copies in host memory have to run through NumPy; empty if they do not."""
+    """Why copies in host memory and blocks on NVMe have to go through Python; empty if they do not."""
     try:
         NativeRows()
+        NativeBlocks()
     except OSError as error:
         return str(error)
     return ""

@@ -82,14 +82,14 @@ def check_pytorch(case: Case) -> Finding:
 
 
 def check_native_copier(case: Case) -> Finding:
-    """The library that copies in host memory was built at installation."""
+    """The library that copies in host memory and moves NVMe blocks was built at installation, and can be used."""
     problem = case.machine.native_copier_problem()
     if not problem:
-        return ok("built: copies in host memory go past the cache")
+        return ok("built: copies in host memory go past the cache, NVMe blocks move without the interpreter")
     if case.devices.driver:
-        return ok(f"not built ({problem}); the device's driver copies, so little is lost")
+        return ok(f"not built ({problem}); the device's driver copies, but NVMe blocks move one by one")
     return warn(
-        f"copies in host memory run through NumPy, at about half the speed: {problem}",
+        f"copies in host memory and NVMe blocks go through Python, at about half the speed: {problem}",
         "install a C compiler (gcc or clang), then the package again",
     )
 

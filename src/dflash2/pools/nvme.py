@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +15,14 @@ import numpy as np
 
 from dflash2.pools.faultlog import FaultLog
 from dflash2.pools.fileops import FileOps, OsFileOps
+from dflash2.pools.native_blocks import native_blocks
 from dflash2.pools.nvme_files import Geometry, IoMode, PoolFiles
 from dflash2.pools.nvme_format import FINGERPRINT_BYTES
 from dflash2.pools.nvme_headers import HeaderTable
 from dflash2.pools.nvme_io import PayloadIo, PoolHealth
+from dflash2.pools.nvme_native import NativePayloadIo
 from dflash2.pools.nvme_recovery import RecoveredBlocks, StaleBlocks
-from dflash2.pools.nvme_rows import row_views
-from dflash2.types import BoolArray, ByteArray, IntArray, KVLayout, Tier
+from dflash2.types import KEY_BYTES, BoolArray, ByteArray, IntArray, KVLayout, Tier
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class NvmeOptions:
         direct_io: try O_DIRECT; where it is not possible buffered I/O is used, with one warning.
         free_space_floor_bytes: space that must stay free on the file system.
         probe_interval_s: how often a full device is tried again.
-        files: the file calls; a test passes ones that fail.
+        files: the file calls; a test passes ones that fail, and blocks then go through them without the native library.
         clock: monotonic seconds.
     """
 
@@ -82,7 +84,6 @@ class NvmePool:
         self._lock = threading.Lock()
         self._in_flight = 0
         self._faults = FaultLog(log, clock=options.clock)
-        self._scratch = threading.local()
         geometry = Geometry(num_slots, layout.stride_bytes, layout.block_bytes, fingerprint)
         self._files = PoolFiles(directories, name, geometry, options.direct_io, options.free_space_floor_bytes)
         self._warn_of_stale()
@@ -93,14 +94,13 @@ class NvmePool:
         except BaseException:
             self._files.close()
             raise
-        self._io = PayloadIo(
-            self._files.data_fds,
-            self._headers,
-            layout,
-            options.files,
-            self._faults,
-            options.probe_interval_s,
-            options.clock,
+        parts = self._headers, layout, self._files.io_mode, options.files, self._faults
+        times = options.probe_interval_s, options.clock
+        native = native_blocks() if type(options.files) is OsFileOps else None
+        self._io = (
+            PayloadIo(self._files.data_fds, *parts, *times)
+            if native is None
+            else NativePayloadIo(native, self._files.index_fd, self._files.data_fds, *parts, *times)
         )
 
     @property
@@ -188,28 +188,16 @@ class NvmePool:
     def gather(self, slots: IntArray, buffer: ByteArray, rows: IntArray, keys: ByteArray | None = None) -> BoolArray:
         """See ``BlockPool.gather``; every block is verified. A slot that cannot be read is quarantined."""
         ok = self._headers.readable(slots, keys)
-        self._enter()
-        try:
-            views = row_views(buffer, self.layout.stride_bytes, self.io_mode, self._scratch)
-            for run in self._io.runs(slots, np.flatnonzero(ok).tolist(), views.max_run):
-                ok[run] = self._io.read_run(slots[run].tolist(), views, rows[run].tolist())
-        finally:
-            self._leave()
+        with self._transfer():
+            ok[ok] = self._io.load(slots[ok], buffer, rows[ok])
         return ok
 
     def scatter(self, slots: IntArray, buffer: ByteArray, rows: IntArray, keys: ByteArray | None = None) -> BoolArray:
         """See ``BlockPool.scatter``. Blocks without a key (all zeros, or no ``keys``) are never adopted later."""
-        ok = self._headers.forget(slots)
-        given = _given_keys(keys, len(slots))
-        self._enter()
-        try:
-            views = row_views(buffer, self.layout.stride_bytes, self.io_mode, self._scratch)
-            for run in self._io.runs(slots, np.flatnonzero(ok).tolist(), views.max_run):
-                run_keys = [given[i] for i in run]
-                ok[run] = self._io.write_run(slots[run].tolist(), views, rows[run].tolist(), run_keys)
-        finally:
-            self._leave()
-        return ok
+        if keys is None:
+            keys = np.zeros((len(slots), KEY_BYTES), dtype=np.uint8)
+        with self._transfer():
+            return self._io.store(slots, buffer, rows, keys)
 
     def close(self) -> None:
         """Close the files and give up ownership. Idempotent.
@@ -236,18 +224,13 @@ class NvmePool:
                 self.stale.num_bytes / 1e9,
             )
 
-    def _enter(self) -> None:
+    @contextmanager
+    def _transfer(self) -> Iterator[None]:
+        """While it lasts the files stay open."""
         with self._lock:
             self._in_flight += 1
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._in_flight -= 1
-
-
-def _given_keys(keys: ByteArray | None, count: int) -> list[bytes | None]:
-    """For each block its key, None where it has none."""
-    if keys is None:
-        return [None] * count
-    given: BoolArray = np.any(keys, axis=1)
-    return [key.tobytes() if is_given else None for key, is_given in zip(keys, given.tolist(), strict=True)]
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight -= 1

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from dflash2.errors import StorageError
-from dflash2.types import KEY_BYTES, PAGE_BYTES
+from dflash2.types import KEY_BYTES, PAGE_BYTES, ByteArray
 
 MAGIC: Final = b"DFLASH2\x00"
 FORMAT_VERSION: Final = 1
@@ -127,6 +127,24 @@ def pack_header(key: bytes | None, checksum: int, generation: int, payload_bytes
     flags = FLAG_VALID if key is None else FLAG_VALID | FLAG_KEYED
     body = (key or bytes(KEY_BYTES)) + _HEADER_TAIL.pack(checksum, generation, payload_bytes, flags)
     return body + _digest(body)
+
+
+def new_headers(
+    keys: ByteArray, first_generation: int, payload_bytes: int
+) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    """``HEADER_DTYPE`` ``[n]``, complete but for the checksums.
+
+    Args:
+        keys: uint8 ``[n, KEY_BYTES]``; zeros for a block without identity.
+        first_generation: of the first; the others follow.
+        payload_bytes: of each.
+    """
+    headers = np.zeros(len(keys), dtype=HEADER_DTYPE)
+    headers["key"] = keys
+    headers["generation"] = np.arange(first_generation, first_generation + len(keys), dtype=np.uint64)
+    headers["payload_bytes"] = payload_bytes
+    headers["flags"] = np.where(keys.any(axis=1), FLAG_VALID | FLAG_KEYED, FLAG_VALID)
+    return headers
 
 
 EMPTY_HEADER: Final = bytes(HEADER_BYTES)

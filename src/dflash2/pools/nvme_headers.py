@@ -6,15 +6,15 @@ import os
 import threading
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash2.errors import IntegrityError
 from dflash2.pools.faultlog import FaultLog
 from dflash2.pools.fileops import FileOps, write_fully
-from dflash2.pools.nvme_format import EMPTY_HEADER, HEADER_BYTES, pack_header
+from dflash2.pools.nvme_format import EMPTY_HEADER, HEADER_BYTES, new_headers, pack_header
 from dflash2.pools.nvme_recovery import RecoveredBlocks, newest_of_each_key, scan
 from dflash2.types import KEY_BYTES, PAGE_BYTES, BoolArray, ByteArray, IntArray
 
-_NO_KEY = bytes(KEY_BYTES)
 _SECTOR_HEADERS = 512 // HEADER_BYTES
 
 
@@ -81,6 +81,10 @@ class HeaderTable:
         """xxh3-64 of the payload."""
         return int(self._checksums[slot])
 
+    def checksums(self, slots: IntArray) -> npt.NDArray[np.uint64]:
+        """uint64 ``[n]``, of the payloads."""
+        return self._checksums[slots]
+
     def forget(self, slots: IntArray) -> BoolArray:
         """Make slots unreadable, in the file too.
 
@@ -88,12 +92,23 @@ class HeaderTable:
             bool ``[n]``; False where the file could not be told or the slot is under quarantine: it must not be
             written, for its old header would then stand over a new payload.
         """
+        self.empty(self.hide(slots))
+        return self.writable(slots)
+
+    def hide(self, slots: IntArray) -> IntArray:
+        """Make slots unreadable in memory; those that were readable, ascending, whose headers must now be emptied."""
         with self._lock:
-            told = np.sort(slots[self._valid[slots]]).tolist()
+            stale = np.sort(slots[self._valid[slots]])
             self._valid[slots] = False
-        written = self._write(told, [EMPTY_HEADER] * len(told))
-        lost = [slot for slot, ok in zip(told, written, strict=True) if not ok]
-        self.quarantine(np.array(lost, dtype=np.int32))
+        return stale
+
+    def empty(self, stale: IntArray) -> None:
+        """Empty the headers of what ``hide`` returned; slots of which the file could not be told are quarantined."""
+        written = self._write(stale.tolist(), [EMPTY_HEADER] * len(stale))
+        self.quarantine(stale[~np.array(written, dtype=np.bool_)])
+
+    def writable(self, slots: IntArray) -> BoolArray:
+        """bool ``[n]``; False for slots under quarantine."""
         return ~self._quarantined[slots]
 
     def disown(self, slots: IntArray) -> BoolArray:
@@ -105,10 +120,9 @@ class HeaderTable:
         with self._lock:
             kept = np.sort(slots[self._valid[slots]])
             self._keys[kept] = 0
-            generation = self._generation
-            self._generation += len(kept)
+        first = self._next_generations(len(kept))
         headers = [
-            pack_header(None, self.checksum(slot), generation + i, self._payload_bytes)
+            pack_header(None, self.checksum(slot), first + i, self._payload_bytes)
             for i, slot in enumerate(kept.tolist())
         ]
         written = self._write(kept.tolist(), headers)
@@ -117,24 +131,33 @@ class HeaderTable:
             readable: BoolArray = self._valid[slots]
         return readable
 
-    def commit(self, slots: list[int], keys: list[bytes | None], checksums: list[int]) -> list[bool]:
+    def commit(self, slots: IntArray, keys: ByteArray, checksums: list[int]) -> BoolArray:
         """Make ascending slots readable; False, and still unreadable, where the file could not be told."""
-        with self._lock:
-            generation = self._generation
-            self._generation += len(slots)
+        first = self._next_generations(len(slots))
         headers = [
-            pack_header(key, checksum, generation + i, self._payload_bytes)
+            pack_header(key.tobytes() if key.any() else None, checksum, first + i, self._payload_bytes)
             for i, (key, checksum) in enumerate(zip(keys, checksums, strict=True))
         ]
-        written = self._write(slots, headers)
-        stored = np.array(written, dtype=np.bool_)
-        at = np.array(slots, dtype=np.int32)[stored]
-        columns = np.frombuffer(b"".join(key or _NO_KEY for key in keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
+        stored = np.array(self._write(slots.tolist(), headers), dtype=np.bool_)
+        self.show(slots[stored], keys[stored], np.array(checksums, dtype=np.uint64)[stored])
+        return stored
+
+    def unfinished(self, keys: ByteArray) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+        """Headers for blocks that are about to be written, without their checksums."""
+        return new_headers(keys, self._next_generations(len(keys)), self._payload_bytes)
+
+    def show(self, slots: IntArray, keys: ByteArray, checksums: npt.NDArray[np.uint64]) -> None:
+        """Make slots readable whose headers the file has."""
         with self._lock:
-            self._checksums[at] = np.array(checksums, dtype=np.uint64)[stored]
-            self._keys[at] = columns[stored]
-            self._valid[at] = True
-        return written
+            self._checksums[slots] = checksums
+            self._keys[slots] = keys
+            self._valid[slots] = True
+
+    def _next_generations(self, count: int) -> int:
+        with self._lock:
+            first = self._generation
+            self._generation += count
+        return first
 
     def quarantine(self, slots: IntArray) -> None:
         """Never read or write these slots again."""
