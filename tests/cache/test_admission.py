@@ -13,7 +13,7 @@ from scipy.signal import butter, sosfilt, sosfilt_zi
 
 from dflash2.cache.admission import Admission
 from dflash2.cache.smoothing import ButterworthLowPass
-from dflash2.cache.waiting import join, length_class
+from dflash2.cache.waiting import join, length_class, short_beside
 
 # -- the filter ------------------------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ def test_nobody_passes_one_that_is_held_back() -> None:
 
 def test_small_requests_have_a_lane_that_the_others_leave_free() -> None:
     one = Admission(640, ButterworthLowPass(2, 0.001))
-    assert one.is_small(10) and not one.is_small(11)
+    assert one.fits_lane(10) and not one.fits_lane(11)
     one.tick(in_use=600, waiting=1000, in_lane=15)
     assert one.lane_blocks == 25
     one.note_small(20)
@@ -90,7 +90,7 @@ def test_small_requests_have_a_lane_that_the_others_leave_free() -> None:
 def test_a_small_hbm_has_no_lane() -> None:
     one = Admission(10, ButterworthLowPass(2, 0.001))
     one.tick(in_use=9, waiting=5)
-    assert not one.is_small(1) and one.lane_blocks == 0
+    assert not one.fits_lane(1) and one.lane_blocks == 0
 
 
 def test_demand_that_stays_is_let_in_little_by_little() -> None:
@@ -169,6 +169,22 @@ def test_priority_comes_before_length() -> None:
     join(line, Waiter(5000, priority=-1))
     join(line, Waiter(10, priority=5))
     assert [(one.priority, one.size_tokens) for one in line] == [(-1, 5000), (0, 50), (0, 1000), (5, 10)]
+
+
+def test_who_is_short_depends_on_the_others() -> None:
+    assert short_beside([]) == 0
+    assert short_beside([100] * 50) < 100  # where all are alike nobody is
+    assert short_beside([200] * 50 + [8000]) >= 200  # a single long one makes all others wait
+    assert short_beside([50, 100, 200, 400, 800, 1600, 3200, 6000]) in range(400, 800)
+    assert short_beside([5000, 6000, 7000, 8000]) in range(500, 5000)  # long ones are not made short by a large HBM
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1), st.integers(2, 9))
+def test_who_is_short_does_not_depend_on_the_scale(sizes: list[int], factor: int) -> None:
+    bound = short_beside(sizes)
+    scaled = short_beside([size * factor for size in sizes])
+    assert {size for size in sizes if size <= bound} == {size for size in sizes if size * factor <= scaled}
+    assert max(sizes) > bound
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5000)), max_size=60))

@@ -59,6 +59,12 @@ def test_short_requests_start_soon_and_the_longest_ends_in_time(smoothed: Outcom
     assert smoothed.finished_s[smoothed.longest] <= 1.5 * fcfs.finished_s[fcfs.longest]
 
 
+def test_short_requests_that_find_hbm_full_start_soon_too() -> None:
+    smoothed, fcfs = (run_burst(LENGTHS, case) for case in (Case(spread_s=3.0), first_come(Case(False, spread_s=3.0))))
+    assert smoothed.ttft_of_short(200) <= 0.25 * fcfs.ttft_of_short(200)
+    assert smoothed.finished_s[smoothed.longest] <= 1.5 * fcfs.finished_s[fcfs.longest]
+
+
 def test_without_pressure_nobody_waits() -> None:
     outcome = run_burst([(60, 20)] * 8, Case(oversubscription=0.9))
     scheduler = outcome.stats["scheduler"]

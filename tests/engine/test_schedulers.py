@@ -270,6 +270,21 @@ def test_after_half_of_the_time_to_wait_a_place_is_taken() -> None:
     assert turns_until_the_end(burst(timeout_s=0.2)) > turns_until_the_end(burst(timeout_s=1.0))
 
 
+def test_who_took_turns_in_one_burst_asks_anew_in_the_next() -> None:
+    world = burst(cutoff=0.05)
+    last = world.add([9] * 20, 55)  # runs on when the others have ended
+    scheduler = world.scheduler
+    let_in = set()
+    while len(world.reasons) < 6:
+        world.step()
+        let_in.update(state.request_id for state in scheduler.every() if state.takes_turns)
+    world.step()
+    assert last in let_in and not scheduler.admission.under_pressure  # type: ignore[attr-defined]
+    assert not any(state.takes_turns or state.is_small for state in scheduler.every())
+    world.run(1_000)
+    world.check_answers()
+
+
 def test_small_requests_pass_those_that_wait_for_room() -> None:
     limits = replace(LIMITS, quantum_tokens=30)
     world = EngineWorld((128, 400, 0), smoothing_cutoff=1e-6, limits=limits, max_context_tokens=300)

@@ -111,6 +111,8 @@ class Case:
     reserve: Reserve = "estimate"
     oversubscription: float = 4.0
     timeout_s: float = 1e6
+    spread_s: float = 0.0
+    """Time over which the requests arrive; 0 for all at once."""
 
 
 @dataclass
@@ -180,13 +182,15 @@ def run_burst(lengths: list[tuple[int, int]], case: Case, max_steps: int = 50_00
     )
     rng = np.random.default_rng(0)
     start = clock()
+    todo: deque[GenerationRequest] = deque()
     size = {}
-    todo = deque(enumerate(lengths))
-    for number, (prompt, answer) in todo:
+    for number, (prompt, answer) in enumerate(lengths):
         name = f"q{number}"
         size[name] = prompt + answer
         tokens = rng.integers(0, VOCAB, prompt).astype(np.int32)
-        engine.add(GenerationRequest(name, tokens, SamplingParams(max_tokens=answer, temperature=0.0), start))
+        arrives = start + case.spread_s * number / len(lengths)
+        todo.append(GenerationRequest(name, tokens, SamplingParams(max_tokens=answer, temperature=0.0), arrives))
+    arrival = {request.request_id: request.arrival_s for request in todo}
     ttft: dict[str, float] = {}
     said_s: dict[str, float] = {}
     gap_s: dict[str, float] = {}
@@ -194,18 +198,23 @@ def run_burst(lengths: list[tuple[int, int]], case: Case, max_steps: int = 50_00
     reasons = set()
     num_tokens = 0
     for _ in range(max_steps):
-        if not engine.has_work:
+        if not engine.has_work and not todo:
             break
+        while todo and todo[0].arrival_s <= clock():
+            engine.add(todo.popleft())
+        if not engine.has_work:
+            clock.now = todo[0].arrival_s
+            continue
         for output in engine.step():
             num_tokens += output.token_id is not None
-            ttft.setdefault(output.request_id, clock() - start)
+            ttft.setdefault(output.request_id, clock() - arrival[output.request_id])
             gap = clock() - said_s.get(output.request_id, clock())
             gap_s[output.request_id] = max(gap, gap_s.get(output.request_id, 0.0))
             said_s[output.request_id] = clock()
             if output.finish_reason is not None:
                 finished[output.request_id] = clock() - start
                 reasons.add(output.finish_reason)
-    assert not engine.has_work, "the burst does not end"
+    assert not engine.has_work and not todo, "the burst does not end"
     engine.check_integrity()
     return Outcome(clock() - start, ttft, finished, size, num_tokens, reasons, engine.stats(), runner.num_steps, gap_s)
 

@@ -10,7 +10,7 @@ from dflash2.cache.smoothing import ButterworthLowPass
 LANE_SHARE = 16
 """One part in so many of HBM is left to small requests while there is pressure."""
 SMALL_SHARE = 64
-"""A request is small if it is expected to need at most one part in so many of HBM."""
+"""No request is small that is expected to need more than one part in so many of HBM: four at least share the lane."""
 RATE_SMOOTHING = 0.2
 """Weight of the newest gap in the average time between two admissions."""
 
@@ -76,8 +76,8 @@ class Admission:
         """What is left of the small requests' lane; none without pressure."""
         return max(0, self._hbm_blocks // LANE_SHARE - self._in_lane) if self.under_pressure else 0
 
-    def is_small(self, blocks: int) -> bool:
-        """Whether a request that is expected to need so many blocks may use the lane."""
+    def fits_lane(self, blocks: int) -> bool:
+        """Whether the lane is for requests that are expected to need so many blocks, where they are short."""
         return blocks * SMALL_SHARE <= self._hbm_blocks
 
     def tick(self, in_use: int, waiting: int, in_lane: int = 0) -> None:

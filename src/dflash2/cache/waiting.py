@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
+SHORT_SHARE = 8
+"""A request is short beside others if it has at most one part in so many of their tokens' usual size."""
 OVERTAKING = 1
 """Tokens of others that may pass a waiting request, per token of its own."""
 
@@ -33,6 +36,16 @@ T = TypeVar("T", bound=InLine)
 def length_class(num_tokens: int) -> int:
     """Requests of one class are at most a factor of two apart."""
     return num_tokens.bit_length()
+
+
+def short_beside(sizes: Iterable[int]) -> int:
+    """Tokens that a request has at most which is short beside requests of these sizes.
+
+    Measured by the size of the request that a token picked at random belongs to: a few long ones, which make others
+    wait, count, however many short ones there are; and where all are alike nobody is short.
+    """
+    sizes = list(sizes)
+    return sum(size * size for size in sizes) // (SHORT_SHARE * sum(sizes)) if sizes else 0
 
 
 def join(line: deque[T], new: T) -> None:

@@ -6,10 +6,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from dflash2.cache.admission import Admission, WaitReason
 from dflash2.cache.waiting import join
+from dflash2.engine.demand import Demand
 from dflash2.engine.promises import Promises
 from dflash2.engine.request_state import RequestState
 from dflash2.engine.scheduler import Scheduler
@@ -17,7 +16,6 @@ from dflash2.engine.scheduler_limits import SchedulerLimits
 from dflash2.errors import RequestTooLarge
 from dflash2.pipeline.stages import StageMeter
 from dflash2.runtime import Runtime
-from dflash2.types import IntArray
 
 ENTRY_SMOOTHING = 0.2
 """Weight of the newest gap in the average time between two entries."""
@@ -43,12 +41,11 @@ class SwapScheduler(Scheduler):
         super().__init__(runtime, limits)
         self.admission = admission
         self.promises = promises
+        self._demand = Demand(runtime, admission, limits.quantum_tokens)
         self.lookup_stage = StageMeter()
         self.estimate_stage = StageMeter()
         self._last_entry_s = runtime.clock()
         self._entry_gap_s = 1.0
-        self._shared_ids: IntArray = np.empty(0, np.int32)
-        """Blocks of those in HBM or taking turns there, as of this step."""
 
     def upcoming(self) -> list[RequestState]:
         """Those first who have had no turn."""
@@ -85,7 +82,6 @@ class SwapScheduler(Scheduler):
         self.lookup_stage.passed(0.0, looked_up - began)
         self.estimate_stage.passed(0.0, time.perf_counter() - looked_up)
         if self.limits.short_first:
-            state.is_small = self.admission.is_small(self.runtime.layout.num_blocks(state.size_tokens))
             join(self.waiting, state)
         else:
             self.waiting.append(state)
@@ -144,28 +140,6 @@ class SwapScheduler(Scheduler):
             self.paused.append(state)
         return None
 
-    def _note_demand(self) -> None:
-        """Tell admission what those in HBM or taking turns there have, and what all others want."""
-        growth = {state: self._growth_blocks(state) for state in (*self.resident, *self.paused)}
-        held = int(np.count_nonzero(self.runtime.cache.table.ref_count)) + sum(growth.values())
-        sharing = [*self.resident, *(state for state in self.paused if state.takes_turns)]
-        self._shared_ids = _distinct(sharing)
-        in_use = len(self._shared_ids) + sum(growth[state] for state in sharing)
-        small = sum(len(state.blocks.block_ids) + growth[state] for state in self.resident if state.is_small)
-        waiting = sum(map(self._first_turn_blocks, self.waiting))
-        self.admission.tick(in_use, held - in_use + waiting, small)
-
-    def _growth_blocks(self, state: RequestState) -> int:
-        """Blocks that an admitted request's turn adds to those it has."""
-        blocks = self.runtime.layout.num_blocks(state.blocks.num_tokens + self._turn_tokens(state))
-        return max(0, blocks - len(state.blocks.block_ids))
-
-    def _first_turn_blocks(self, state: RequestState) -> int:
-        """Blocks of a waiting request at the end of its first turn."""
-        return self.runtime.layout.num_blocks(
-            min(state.num_tokens + self.limits.quantum_tokens, state.max_total_tokens)
-        )
-
     def _make_resident(self, now: float) -> None:
         """Let paused requests in, in order; those whose turn is over make room for the first that is entitled to it.
 
@@ -173,7 +147,7 @@ class SwapScheduler(Scheduler):
         a place where one before them is not.
         """
         if self.admission.smooths and (self.paused or self.admission.under_pressure):
-            self._note_demand()
+            self._demand.note(self.resident, self.paused, self.waiting, short_first=self.limits.short_first)
         changed = is_full = is_taken = False
         for state in self.upcoming():
             if not state.num_uncomputed or (is_taken and not self._fits_lane(state)):
@@ -219,28 +193,27 @@ class SwapScheduler(Scheduler):
         if self._is_entitled(state):
             return True
         if not self.admission.holds_back:
-            new = int(np.count_nonzero(~np.isin(state.blocks.block_ids, self._shared_ids)))
-            state.takes_turns = self.admission.lets_in(new + self._growth_blocks(state))
+            state.takes_turns = self.admission.lets_in(self._demand.unshared_blocks(state))
         is_overdue = now - state.paused_s >= PATIENCE * self.limits.admission_timeout_s
         state.is_held_back = not state.takes_turns and not is_overdue
         return not state.is_held_back
 
     def _fits_lane(self, state: RequestState) -> bool:
         """A small request goes into what the others leave free, past those who wait."""
-        needed = len(state.blocks.block_ids) + self._growth_blocks(state)
+        needed = len(state.blocks.block_ids) + self._demand.growth_blocks(state)
         return state.is_small and needed <= self.admission.lane_blocks
 
     def _try_enter(self, state: RequestState) -> bool:
         left_free = 0 if self._fits_lane(state) or not self.resident else self.admission.lane_blocks
         if left_free:
-            growth = self._growth_blocks(state) + left_free
+            growth = self._demand.growth_blocks(state) + left_free
             if not self.runtime.cache.residency.fits(state.blocks.block_ids, growth):
                 return False
-        return self.runtime.try_enter(state.blocks, self._turn_tokens(state))
+        return self.runtime.try_enter(state.blocks, self._demand.turn_tokens(state))
 
     def _cover_turn(self, state: RequestState) -> bool:
         """Extend the request's reservation to what its next turn needs; if that cannot be, it waits and is counted."""
-        covered = self.promises.try_cover(state, state.blocks.num_tokens + self._turn_tokens(state))
+        covered = self.promises.try_cover(state, state.blocks.num_tokens + self._demand.turn_tokens(state))
         if not covered and not state.waits_for_growth:
             self.counters.growth_waits += 1
         state.waits_for_growth = not covered
@@ -280,10 +253,6 @@ class SwapScheduler(Scheduler):
     def _park(self, state: RequestState) -> None:
         self.paused.append(state)
 
-    def _turn_tokens(self, state: RequestState) -> int:
-        wanted = state.num_tokens + self.limits.quantum_tokens
-        return min(wanted, state.max_total_tokens) - state.blocks.num_tokens
-
     def _longest_over(self) -> RequestState | None:
         """The resident request that is longest over its turn. A beam that waits for the others needs no place.
 
@@ -313,9 +282,3 @@ class SwapScheduler(Scheduler):
     def _note_entry(self, now: float) -> None:
         self._entry_gap_s += ENTRY_SMOOTHING * (now - self._last_entry_s - self._entry_gap_s)
         self._last_entry_s = now
-
-
-def _distinct(states: list[RequestState]) -> IntArray:
-    """int32, the blocks of all of them, each once."""
-    ids: IntArray = np.unique(np.concatenate([np.empty(0, np.int32), *(state.blocks.block_ids for state in states)]))
-    return ids
