@@ -19,7 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES = ("src/dflash2/pools/rows.c", "src/dflash2/pools/blocks.c")
 LIBRARY = "dflash2/pools/librows.so"
-FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared")
+FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-pthread")
 
 
 class RowsHook(BuildHookInterface[Any]):

@@ -27,6 +27,14 @@ def test_scale() -> int:
     return _SCALE
 
 
+@pytest.fixture
+def short_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bursts are of ``swap_batch_size`` blocks however small these are, so that tiny ones go in several as well."""
+    from dflash2.transfer import base
+
+    monkeypatch.setattr(base, "LEAST_BURST_BYTES", 0)
+
+
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """The real model's .gguf file, named by DFLASH2_TEST_MODEL (``make test`` fetches it and sets this)."""

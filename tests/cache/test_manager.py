@@ -117,6 +117,7 @@ def test_a_flush_leaves_open_requests_alone(world: CacheWorld) -> None:
 # -- failures (T3, T4) -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("short_bursts")
 def test_a_failed_demotion_leaves_the_source_and_rests_the_tier(world: CacheWorld) -> None:
     request = run(world, PROMPT, [7, 7])
     world.leave(request)
@@ -137,6 +138,7 @@ def test_a_failed_demotion_leaves_the_source_and_rests_the_tier(world: CacheWorl
     world.check()
 
 
+@pytest.mark.usefixtures("short_bursts")
 def test_an_unreadable_block_is_a_miss_at_once_and_the_second_lookup_too(world: CacheWorld) -> None:
     request = run(world, PROMPT, [7, 7])
     world.leave(request)

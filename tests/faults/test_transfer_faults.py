@@ -243,6 +243,7 @@ def test_a_hanging_device_costs_its_route_and_not_the_others(
     assert engine.wait([stuck], 10.0)
 
 
+@pytest.mark.usefixtures("short_bursts")
 def test_close_has_a_deadline_even_if_the_device_hangs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
     nvme = nvme_pool(tmp_path, options=NvmeOptions(files=GatedFiles(OsFileOps(), payload_writes, gate)))

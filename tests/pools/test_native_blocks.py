@@ -21,13 +21,13 @@ from tests.pools.blocks import (
     nvme_pool,
     python_nvme_pool,
     read_blocks,
-    slots_of,
     striped_nvme_pool,
     write_blocks,
 )
+from tests.pools.payloads import slots_of
 
 from dflash2.pools import native_blocks as module
-from dflash2.pools.native_blocks import BlockState, NativeBlocks, Share, native_blocks
+from dflash2.pools.native_blocks import BlockBatch, BlockState, NativeBlocks, native_blocks
 from dflash2.pools.native_rows import LIBRARY
 from dflash2.pools.nvme import NvmePool
 from dflash2.pools.nvme_format import HEADER_BYTES, HEADER_DTYPE, new_headers, pack_header
@@ -66,36 +66,38 @@ def at(slot: int) -> int:
     return PAGE_BYTES + slot * STRIDE
 
 
-def share_of(rows: list[int], fd: int, slots: list[int], max_run: int = 4) -> Share:
+def batch_of(rows: list[int], fd: int, slots: list[int], max_run: int = 4, num_threads: int = 1) -> BlockBatch:
     """Those rows of five, at those slots of a file."""
     buffer = new_rows(5)
     buffer[:] = np.random.default_rng(7).integers(0, 256, buffer.shape, dtype=np.uint8)
     files = np.full(len(rows), fd)
-    return Share(buffer, np.array(rows), files, np.array([at(slot) for slot in slots]), PAYLOAD, max_run)
+    return BlockBatch(
+        buffer, np.array(rows), files, np.array([at(slot) for slot in slots]), PAYLOAD, max_run, num_threads
+    )
 
 
 def header_store(
-    library: NativeBlocks, share: Share, fd: int, stale: list[int], slots: list[int]
+    library: NativeBlocks, batch: BlockBatch, fd: int, stale: list[int], slots: list[int]
 ) -> tuple[bool, np.ndarray[tuple[int], np.dtype[np.void]]]:
     headers = new_headers(np.full((len(slots), 32), 9, dtype=np.uint8), 40, PAYLOAD)
-    return library.store(share, fd, slots_of(stale), slots_of(slots), headers), headers
+    return library.store(batch, fd, slots_of(stale), slots_of(slots), headers), headers
 
 
-@pytest.mark.parametrize("max_run", [1, 2, 100])
+@pytest.mark.parametrize(("max_run", "num_threads"), [(1, 1), (2, 1), (100, 1), (1, 3), (1, 100), (2, 2), (2, 0)])
 def test_stores_payloads_and_headers_byte_for_byte(
-    library: NativeBlocks, descriptor: int, tmp_path: Path, max_run: int
+    library: NativeBlocks, descriptor: int, tmp_path: Path, max_run: int, num_threads: int
 ) -> None:
     index = os.open(tmp_path / "index", os.O_RDWR | os.O_CREAT)
     os.pwrite(index, b"\xff" * (NUM_SLOTS * HEADER_BYTES), PAGE_BYTES)
     slots = [3, 4, 5, 8]
-    share = share_of([4, 0, 2, 1], descriptor, slots, max_run)
-    done, _ = header_store(library, share, index, [2, 3, 4, 9], slots)
-    buffer = share._kept[0]
-    assert done and share.states.tolist() == [BlockState.DONE] * 4
+    batch = batch_of([4, 0, 2, 1], descriptor, slots, max_run, num_threads)
+    done, _ = header_store(library, batch, index, [2, 3, 4, 9], slots)
+    buffer = batch._kept[0]
+    assert done and batch.states.tolist() == [BlockState.DONE] * 4
     for i, (row, slot) in enumerate(zip([4, 0, 2, 1], slots, strict=True)):
         assert os.pread(descriptor, STRIDE, at(slot)) == buffer[row].tobytes()
         checksum = xxhash.xxh3_64_intdigest(buffer[row, :PAYLOAD].tobytes())
-        assert share.checksums[i] == checksum
+        assert batch.checksums[i] == checksum
         wanted = pack_header(bytes([9]) * 32, checksum, 40 + i, PAYLOAD)
         assert os.pread(index, HEADER_BYTES, PAGE_BYTES + slot * HEADER_BYTES) == wanted
     for slot in range(NUM_SLOTS):  # stale ones are empty, the others as they were
@@ -112,10 +114,10 @@ def test_headers_are_complete_whatever_the_order_of_slots(
     """Striped slots come part by part, so their headers are not in order."""
     index = os.open(tmp_path / "index", os.O_RDWR | os.O_CREAT)
     slots = [0, 2, 4, 1, 3]
-    share = share_of([0, 1, 2, 3, 4], descriptor, [0, 1, 2, 8, 9])
-    assert header_store(library, share, index, [], slots)[0]
+    batch = batch_of([0, 1, 2, 3, 4], descriptor, [0, 1, 2, 8, 9])
+    assert header_store(library, batch, index, [], slots)[0]
     raw = np.frombuffer(os.pread(index, 5 * HEADER_BYTES, PAGE_BYTES), dtype=HEADER_DTYPE)
-    assert raw["checksum"].tolist() == [int(share.checksums[slots.index(slot)]) for slot in range(5)]
+    assert raw["checksum"].tolist() == [int(batch.checksums[slots.index(slot)]) for slot in range(5)]
     assert raw["generation"].tolist() == [40 + slots.index(slot) for slot in range(5)]
     os.close(index)
 
@@ -124,41 +126,41 @@ def test_loads_until_the_file_ends_and_leaves_the_rest_alone(library: NativeBloc
     data = np.random.default_rng(1).integers(0, 256, 5 * STRIDE, dtype=np.uint8).tobytes()
     os.pwrite(descriptor, data, at(0))
     os.ftruncate(descriptor, at(3) + 100)
-    share = share_of([2, 0, 4, 1], descriptor, [0, 1, 2, 3], max_run=2)
-    before = share._kept[0].copy()
-    library.load(share)
-    assert share.states.tolist() == [BlockState.MOVED] * 2 + [BlockState.NOTHING] * 2
-    buffer = share._kept[0]
+    batch = batch_of([2, 0, 4, 1], descriptor, [0, 1, 2, 3], max_run=2)
+    before = batch._kept[0].copy()
+    library.load(batch)
+    assert batch.states.tolist() == [BlockState.MOVED] * 2 + [BlockState.NOTHING] * 2
+    buffer = batch._kept[0]
     for i, row in enumerate([2, 0]):
         block = data[i * STRIDE : (i + 1) * STRIDE]
         assert buffer[row].tobytes() == block
-        assert share.checksums[i] == xxhash.xxh3_64_intdigest(block[:PAYLOAD])
+        assert batch.checksums[i] == xxhash.xxh3_64_intdigest(block[:PAYLOAD])
     assert np.array_equal(buffer[3], before[3])
 
 
 def test_a_row_that_is_not_there_is_refused_before_anything_moves(library: NativeBlocks, descriptor: int) -> None:
     for row in (5, -1):
         with pytest.raises(IndexError):
-            library.load(share_of([0, row], descriptor, [0, 1]))
+            library.load(batch_of([0, row], descriptor, [0, 1]))
         with pytest.raises(IndexError):
-            header_store(library, share_of([0, row], descriptor, [0, 1]), descriptor, [0], [0, 1])
+            header_store(library, batch_of([0, row], descriptor, [0, 1]), descriptor, [0], [0, 1])
     assert os.pread(descriptor, at(2), 0) == bytes(at(2))
 
 
 def test_arguments_that_do_not_fit_together_are_refused(library: NativeBlocks, descriptor: int) -> None:
     one = np.zeros(1, dtype=np.int64)
     with pytest.raises(ValueError, match="contiguous rows"):
-        Share(new_rows(4)[::2], one, one, one, PAYLOAD, 1)
+        BlockBatch(new_rows(4)[::2], one, one, one, PAYLOAD, 1, 1)
     with pytest.raises(ValueError, match="0 offsets"):
-        Share(new_rows(4), one, one, one[:0], PAYLOAD, 1)
+        BlockBatch(new_rows(4), one, one, one[:0], PAYLOAD, 1, 1)
     with pytest.raises(ValueError, match="bytes"):
-        Share(new_rows(4), one, one, one, STRIDE + 1, 1)
+        BlockBatch(new_rows(4), one, one, one, STRIDE + 1, 1, 1)
     with pytest.raises(ValueError, match="a slot and a header"):
-        header_store(library, share_of([0], descriptor, [0]), descriptor, [], [0, 1])
+        header_store(library, batch_of([0], descriptor, [0]), descriptor, [], [0, 1])
     fixed = new_rows(4)
     fixed.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
-        library.load(Share(fixed, one, one, one, PAYLOAD, 1))
+        library.load(BlockBatch(fixed, one, one, one, PAYLOAD, 1, 1))
 
 
 def test_what_native_code_wrote_python_reads_and_the_other_way_round(library: NativeBlocks, tmp_path: Path) -> None:
@@ -201,13 +203,13 @@ def test_a_full_device_is_full_also_natively(pool: NvmePool) -> None:
     saved = os.dup(data)
     os.dup2(device, data)
     assert write_blocks(pool, range(4), range(4)) == [False] * 4
-    assert pool.health is PoolHealth.FULL and pool.fault_counts == {"no space": 1}
+    assert (pool.health, pool.fault_counts) == (PoolHealth.FULL, {"no space": 1})
     os.dup2(saved, data)
     for fd in (saved, device):
         os.close(fd)
     pool._io._next_probe = 0.0
     assert write_blocks(pool, range(4), range(4)) == [True] * 4
-    assert pool.health is PoolHealth.OK
+    assert (pool.health, pool.num_quarantined) == (PoolHealth.OK, 0)
     assert_blocks(pool, range(4), range(4))
 
 
@@ -300,7 +302,7 @@ def test_an_xxhash_without_the_right_function_is_not_used(
     for name, actual in exported.items():
         setattr(other, name, libc[actual])
     real = ctypes.CDLL
-    monkeypatch.setattr(module.ctypes, "CDLL", lambda path: other if "_xxhash" in path else real(path))
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: other if "_xxhash" in path else real(path))
     with pytest.raises(OSError, match="xxhash"):
         NativeBlocks()
 

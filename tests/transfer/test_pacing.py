@@ -157,6 +157,7 @@ def test_stores_yield_to_urgent_loads_for_a_bounded_time() -> None:
     paced.before_batch(Urgency.DEMOTION)
 
 
+@pytest.mark.usefixtures("short_bursts")
 def test_stores_over_budget_fail_and_leave_the_rest_alone(tmp_path: Path) -> None:
     dram, nvme = dram_pool(tmp_path), nvme_pool(tmp_path)
     pacing = PacingOptions(bytes_per_day=4 * LAYOUT.stride_bytes)

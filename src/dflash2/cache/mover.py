@@ -117,7 +117,7 @@ class Mover:
         """
         table = self._table
         ids = ids[: table.num_free(dst)]
-        size = burst_blocks(self.batch_blocks, self._block_bytes, src, dst)
+        size = burst_blocks(self.batch_blocks, self._block_bytes)
         for start in range(0, len(ids), size):
             batch = ids[start : start + size]
             slots = table.tiers[dst].try_take(len(batch))

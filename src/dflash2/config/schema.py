@@ -99,7 +99,7 @@ class PolicyConfig(Section):
     cold_threshold: Share = 0.8
     """A block whose heat is below this may be demoted."""
     swap_batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
-    """Blocks that leave or arrive in one burst; between HBM and DRAM more of small ones, up to 16 MiB."""
+    """Blocks that leave or arrive in one burst; more of small ones, up to 16 MiB."""
     adaptive: bool = True
     """Lets the effective threshold move down while demoted blocks come back soon."""
     high_watermark: Annotated[float, Field(gt=0.0, le=1.0)] = 0.95

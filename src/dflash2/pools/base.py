@@ -1,4 +1,4 @@
-"""What every pool offers, and the two extras that fast paths look for.
+"""What every pool offers, and the extras that fast paths look for.
 
 A pool holds ``num_slots`` blocks of ``layout``. It knows nothing of block ids or of which slots are in use. Bytes
 enter and leave through *rows*: a host buffer uint8 ``[m, stride_bytes]`` and an int32 vector saying which row
@@ -70,6 +70,21 @@ class LayerWise(Protocol):
     def scatter_layer(self, layer: int, slots: IntArray, buffer: ByteArray, rows: IntArray) -> None:
         """Copy one layer's K and V of ``buffer[rows]`` into the blocks at ``slots``; arguments as in ``gather``."""
         ...
+
+
+@runtime_checkable
+class SpreadsItself(Protocol):
+    """A pool that may have threads of its own for one ``gather`` or ``scatter``, so that nobody needs to cut it."""
+
+    @property
+    def spreads_itself(self) -> bool:
+        """True if it does."""
+        ...
+
+
+def spreads_itself(pool: object) -> bool:
+    """Whether it is such a pool, and does."""
+    return isinstance(pool, SpreadsItself) and pool.spreads_itself
 
 
 class PieceCopier(Protocol):

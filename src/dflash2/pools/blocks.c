@@ -1,17 +1,18 @@
 /*
- * Stores and loads a share of the blocks of an NVMe pool in one call: headers, payloads and checksums.
+ * Stores and loads a batch of blocks of an NVMe pool in one call: headers, payloads and checksums, by several threads.
  *
- * A caller from Python gives up the interpreter once for the share, not several times for every block. Nothing is
+ * A caller from Python gives up the interpreter once for the batch, not several times for every block. Nothing is
  * reported here but how far each block came: whatever did not go well is done again, block by block, by Python.
  */
 #define _DEFAULT_SOURCE
 #include <errno.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/uio.h>
 
-enum { HEADER_BYTES = 64, MAX_PIECES = 256 };
+enum { HEADER_BYTES = 64, MAX_PIECES = 256, MAX_THREADS = 64, STACK_BYTES = 256 * 1024 };
 enum { NOTHING = 0, MOVED = 1, DONE = 2 };
 
 typedef uint64_t (*hash_function)(const void *data, size_t size);
@@ -33,6 +34,7 @@ struct blocks {
     size_t payload; /* the bytes of a block that its checksum covers */
     int64_t num_rows, count;
     int64_t max_run; /* most blocks moved by one call of the system */
+    int64_t num_threads; /* most calls at once */
     const int32_t *files, *rows;
     const int64_t *offsets;
     uint64_t *checksums; /* of what was read or written */
@@ -66,10 +68,6 @@ static char *row_of(const struct blocks *blocks, int64_t i) {
     return blocks->memory + (size_t)blocks->rows[i] * blocks->stride;
 }
 
-static uint64_t checksum_of(const struct blocks *blocks, int64_t i) {
-    return blocks->hash(row_of(blocks, i), blocks->payload);
-}
-
 static int rows_exist(const struct blocks *blocks) {
     for (int64_t i = 0; i < blocks->count; i++)
         if (blocks->rows[i] < 0 || blocks->rows[i] >= blocks->num_rows) return 0;
@@ -91,21 +89,73 @@ static int move_run(move_function move, const struct blocks *blocks, int64_t fir
     return moved(move, blocks->files[first], pieces, (int)n, blocks->offsets[first]);
 }
 
-/*
- * Reads blocks, run by run, and says what their checksums are.
- *
- * Ends with the first run that was not read whole. Returns 0, or -1 if a row is not there; nothing is then read.
- */
-int dflash2_load_blocks_1(const struct blocks *blocks) {
-    if (!rows_exist(blocks)) return -1;
-    for (int64_t first = 0, n; first < blocks->count; first += n) {
-        n = run_from(blocks, first);
-        if (!move_run(preadv, blocks, first, n)) return 0;
-        for (int64_t i = first; i < first + n; i++) {
-            blocks->checksums[i] = checksum_of(blocks, i);
-            blocks->states[i] = MOVED;
+/* What the threads of one call share. */
+struct work {
+    const struct blocks *blocks;
+    int stores;
+    pthread_mutex_t lock; /* guards what follows */
+    int64_t next;
+    int failed;
+};
+
+/* The next run that nobody has taken; 0 if there is none, or one has failed: Python is then asked for the rest. */
+static int64_t take_run(struct work *work, int64_t *first) {
+    pthread_mutex_lock(&work->lock);
+    int64_t n = 0;
+    *first = work->next;
+    if (!work->failed && work->next < work->blocks->count) n = run_from(work->blocks, work->next);
+    work->next += n;
+    pthread_mutex_unlock(&work->lock);
+    return n;
+}
+
+static void set_checksums(const struct blocks *blocks, int64_t first, int64_t n) {
+    for (int64_t i = first; i < first + n; i++)
+        blocks->checksums[i] = blocks->hash(row_of(blocks, i), blocks->payload);
+}
+
+static void *move_runs(void *shared) {
+    struct work *work = shared;
+    const struct blocks *blocks = work->blocks;
+    for (int64_t first, n; (n = take_run(work, &first));) {
+        if (work->stores) set_checksums(blocks, first, n);
+        if (move_run(work->stores ? pwritev : preadv, blocks, first, n)) {
+            if (!work->stores) set_checksums(blocks, first, n);
+            memset(blocks->states + first, MOVED, (size_t)n);
+        } else {
+            pthread_mutex_lock(&work->lock);
+            work->failed = 1;
+            pthread_mutex_unlock(&work->lock);
         }
     }
+    return NULL;
+}
+
+/* Moves all blocks; the caller takes part. A thread that cannot be had is done without. */
+static void move_blocks(const struct blocks *blocks, int stores) {
+    struct work work = {.blocks = blocks, .stores = stores, .lock = PTHREAD_MUTEX_INITIALIZER};
+    pthread_t helpers[MAX_THREADS];
+    pthread_attr_t attributes;
+    int64_t num_runs = 0, most = blocks->num_threads < MAX_THREADS ? blocks->num_threads : MAX_THREADS, n = 0;
+    for (int64_t first = 0; first < blocks->count && num_runs < most; first += run_from(blocks, first)) num_runs++;
+    if (pthread_attr_init(&attributes) == 0) {
+        pthread_attr_setstacksize(&attributes, STACK_BYTES);
+        while (n + 1 < num_runs && pthread_create(&helpers[n], &attributes, move_runs, &work) == 0) n++;
+        pthread_attr_destroy(&attributes);
+    }
+    move_runs(&work);
+    while (n > 0) pthread_join(helpers[--n], NULL);
+    pthread_mutex_destroy(&work.lock);
+}
+
+/*
+ * Reads blocks and says what their checksums are; ends early when a run was not read whole.
+ *
+ * Returns 0, or -1 if a row is not there; nothing is then read.
+ */
+int dflash2_load_blocks_2(const struct blocks *blocks) {
+    if (!rows_exist(blocks)) return -1;
+    move_blocks(blocks, 0);
     return 0;
 }
 
@@ -146,20 +196,16 @@ static void write_headers(const struct blocks *blocks, const struct index *index
 }
 
 /*
- * Empties the headers that are stale, writes blocks, run by run, and then the headers of those that were written.
+ * Empties the headers that are stale, writes blocks, and then the headers of those that were written; ends early when a
+ * run was not written whole.
  *
- * The first run that was not written whole is the last that is tried. Returns 0; -1 if a row is not there, and nothing
- * is then written; -2 if a header could not be emptied, and no payload is then written.
+ * Returns 0; -1 if a row is not there, and nothing is then written; -2 if a header could not be emptied, and no payload
+ * is then written.
  */
-int dflash2_store_blocks_1(const struct blocks *blocks, const struct index *index) {
+int dflash2_store_blocks_2(const struct blocks *blocks, const struct index *index) {
     if (!rows_exist(blocks)) return -1;
     if (!empty_headers(index)) return -2;
-    for (int64_t first = 0, n; first < blocks->count; first += n) {
-        n = run_from(blocks, first);
-        for (int64_t i = first; i < first + n; i++) blocks->checksums[i] = checksum_of(blocks, i);
-        if (!move_run(pwritev, blocks, first, n)) break;
-        memset(blocks->states + first, MOVED, (size_t)n);
-    }
+    move_blocks(blocks, 1);
     write_headers(blocks, index);
     return 0;
 }

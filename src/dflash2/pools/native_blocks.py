@@ -1,7 +1,7 @@
-"""The library's other half, built from ``blocks.c``: stores and loads a share of a batch in one call without the GIL.
+"""The library's other half, built from ``blocks.c``: stores and loads a batch in one call without the GIL.
 
 Beside a thread that computes in Python each return from a file call or a checksum waits up to 5 ms for the interpreter.
-One call for a share waits once.
+One call for a batch waits once; the threads that keep the device busy are the library's.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class _Blocks(ctypes.Structure):
         ("num_rows", ctypes.c_int64),
         ("count", ctypes.c_int64),
         ("max_run", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
         ("files", ctypes.c_void_p),
         ("rows", ctypes.c_void_p),
         ("offsets", ctypes.c_void_p),
@@ -69,7 +70,7 @@ class _Index(ctypes.Structure):
     )
 
 
-class Share:
+class BlockBatch:
     """Blocks that one call moves, neighbours in a file next to each other.
 
     Args:
@@ -79,6 +80,7 @@ class Share:
         offsets: int ``[n]``, where in the file.
         payload_bytes: of a row; what the checksum covers.
         max_run: most blocks moved by one call of the system.
+        num_threads: most such calls at once.
 
     Attributes:
         checksums: uint64 ``[n]``, xxh3-64 of what was moved; meaningless where nothing was.
@@ -93,6 +95,7 @@ class Share:
         offsets: npt.NDArray[np.integer],
         payload_bytes: int,
         max_run: int,
+        num_threads: int,
     ) -> None:
         if buffer.dtype != np.uint8 or buffer.ndim != 2 or not buffer.flags.c_contiguous:
             raise ValueError(f"need contiguous rows of bytes, got {buffer.dtype} {buffer.shape}")
@@ -110,7 +113,17 @@ class Share:
         )
         memory, *places = (array.ctypes.data for array in self._kept)
         results = self.checksums.ctypes.data, self.states.ctypes.data
-        self.fields = (memory, buffer.shape[1], payload_bytes, len(buffer), count, max_run, *places, *results)
+        self.fields = (
+            memory,
+            buffer.shape[1],
+            payload_bytes,
+            len(buffer),
+            count,
+            max_run,
+            num_threads,
+            *places,
+            *results,
+        )
 
 
 class NativeBlocks:
@@ -127,7 +140,7 @@ class NativeBlocks:
             raise OSError("headers are little-endian, this processor is not")
         try:
             loaded = ctypes.CDLL(str(library))
-            self._load, self._store = loaded.dflash2_load_blocks_1, loaded.dflash2_store_blocks_1
+            self._load, self._store = loaded.dflash2_load_blocks_2, loaded.dflash2_store_blocks_2
         except AttributeError:
             raise OSError(f"{library} is of another version; install the package again") from None
         self._load.argtypes = (ctypes.POINTER(_Blocks),)
@@ -135,30 +148,30 @@ class NativeBlocks:
         self._load.restype = self._store.restype = ctypes.c_int
         self._hash = _xxh3_address()
 
-    def load(self, share: Share) -> None:
-        """Read blocks in order until one run of neighbours cannot be read whole; then the rest is NOTHING.
+    def load(self, batch: BlockBatch) -> None:
+        """Read blocks; when a run of neighbours cannot be read whole, it and what was not begun are NOTHING.
 
         Raises:
             IndexError: a row that is not there; nothing was read.
             ValueError: the buffer is read-only.
         """
-        if not share.writeable:
+        if not batch.writeable:
             raise ValueError("cannot load into read-only memory")
-        if self._load(_Blocks(self._hash, *share.fields)) != 0:
+        if self._load(_Blocks(self._hash, *batch.fields)) != 0:
             raise IndexError("a row is outside the buffer")
 
     def store(
         self,
-        share: Share,
+        batch: BlockBatch,
         index_file: int,
         stale: IntArray,
         slots: IntArray,
         headers: np.ndarray[tuple[int], np.dtype[np.void]],
     ) -> bool:
-        """Empty headers, write blocks in order until one run cannot be written whole, write their headers.
+        """Empty headers, write blocks, write their headers; ends early as ``load`` does.
 
         Args:
-            share: what to write.
+            batch: what to write.
             index_file: descriptor of the file with the headers.
             stale: int32, ascending slots whose headers are emptied first.
             slots: int32 ``[n]``, of the blocks.
@@ -170,7 +183,7 @@ class NativeBlocks:
         Raises:
             IndexError: a row that is not there; nothing was written.
         """
-        if headers.dtype != HEADER_DTYPE or not len(headers) == len(slots) == len(share.states):
+        if headers.dtype != HEADER_DTYPE or not len(headers) == len(slots) == len(batch.states):
             raise ValueError("a block needs a slot and a header")
         by_slot = np.argsort(slots).astype(np.int32)
         stale, slots = np.ascontiguousarray(stale, dtype=np.int32), np.ascontiguousarray(slots, dtype=np.int32)
@@ -183,7 +196,7 @@ class NativeBlocks:
             headers.ctypes.data,
             index_file,
         )
-        status: int = self._store(_Blocks(self._hash, *share.fields), index)
+        status: int = self._store(_Blocks(self._hash, *batch.fields), index)
         if status == -1:
             raise IndexError("a row is outside the buffer")
         return status == 0

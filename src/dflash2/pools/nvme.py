@@ -35,6 +35,7 @@ class NvmeOptions:
         direct_io: try O_DIRECT; where it is not possible buffered I/O is used, with one warning.
         free_space_floor_bytes: space that must stay free on the file system.
         probe_interval_s: how often a full device is tried again.
+        io_threads: calls to the system at once that one ``gather`` or ``scatter`` makes, with the native library.
         files: the file calls; a test passes ones that fail, and blocks then go through them without the native library.
         clock: monotonic seconds.
     """
@@ -42,6 +43,7 @@ class NvmeOptions:
     direct_io: bool = True
     free_space_floor_bytes: int = 0
     probe_interval_s: float = 5.0
+    io_threads: int = 8
     files: FileOps = field(default_factory=OsFileOps)
     clock: Callable[[], float] = time.monotonic
 
@@ -100,8 +102,13 @@ class NvmePool:
         self._io = (
             PayloadIo(self._files.data_fds, *parts, *times)
             if native is None
-            else NativePayloadIo(native, self._files.index_fd, self._files.data_fds, *parts, *times)
+            else NativePayloadIo(native, self._files.index_fd, options.io_threads, self._files.data_fds, *parts, *times)
         )
+
+    @property
+    def spreads_itself(self) -> bool:
+        """See ``pools.base.SpreadsItself``."""
+        return isinstance(self._io, NativePayloadIo)
 
     @property
     def health(self) -> PoolHealth:

@@ -16,13 +16,11 @@ import numpy.typing as npt
 from dflash2.types import BoolArray, IntArray, Tier, Urgency
 
 LEAST_BURST_BYTES = 16 * 1024 * 1024
-"""Between HBM and DRAM: about a millisecond. Small blocks would otherwise take as long to begin as to move."""
+"""A millisecond between HBM and DRAM, a few to NVMe. Small blocks would otherwise take as long to begin as to move."""
 
 
-def burst_blocks(batch_blocks: int, block_bytes: int, src: Tier, dst: Tier) -> int:
-    """Most blocks moved as one burst: ``swap_batch_size``; between HBM and DRAM more where blocks are small."""
-    if Tier.NVME in (src, dst):
-        return batch_blocks
+def burst_blocks(batch_blocks: int, block_bytes: int) -> int:
+    """Most blocks moved as one burst: ``swap_batch_size``; more where blocks are small."""
     return max(batch_blocks, LEAST_BURST_BYTES // block_bytes)
 
 

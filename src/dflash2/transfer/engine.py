@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -11,12 +12,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from dflash2.errors import IntegrityError
-from dflash2.pools.base import BlockPool
+from dflash2.pools.base import BlockPool, spreads_itself
 from dflash2.pools.faultlog import FaultLog
 from dflash2.pools.page_memory import PageLock
 from dflash2.transfer.base import Completion, CopyJob, burst_blocks
 from dflash2.transfer.jobs import Batch, PendingJob
-from dflash2.transfer.lane import Lane, LaneContext
+from dflash2.transfer.lane import FILE_FLIGHTS, Lane, LaneContext
 from dflash2.transfer.pacing import PacingOptions, WritePacer
 from dflash2.transfer.route import Route
 from dflash2.transfer.staging import StagingBuffer
@@ -33,8 +34,9 @@ _FILE_LANES = ("load", "store")
 _MIN_COPY_SHARE_BYTES = 4 * 1024 * 1024
 """Below this a second thread costs more than it copies: it takes 0.1 ms and more until it runs."""
 _MIN_STORE_SHARE_BYTES = 4 * 1024 * 1024
-"""Stores hash and write headers as well: with more threads these wait for each other, and for the interpreter. 128 KiB
-blocks reach 0.57, 0.72 to 0.76, 0.85 to 0.91 and 0.94 of the disk's limit with shares of 1, 2, 4 and 8 MiB at least.
+"""Where the pool has no threads of its own. Stores hash and write headers as well: with more threads these wait for
+each other, and for the interpreter. 128 KiB blocks reach 0.57, 0.72 to 0.76, 0.85 to 0.91 and 0.94 of the disk's limit
+with shares of 1, 2, 4 and 8 MiB at least.
 Loads want many shares."""
 
 
@@ -49,7 +51,7 @@ class ThreadedTransferEngine:
         pools: the tiers there are; at least two. All with one layout.
         staging_bytes: budget of the staging buffer; only what can be used of it is allocated.
         swap_batch_size: most blocks moved as one burst (see ``base.burst_blocks``).
-        io_threads: file threads in each direction.
+        io_threads: file threads in each direction, where the NVMe pool has none of its own.
         copy_threads: threads that copy between HBM and DRAM in each direction; 1 where the device copies by itself.
         pacing: how stores to NVMe are paced; None for the defaults.
         page_lock: page-locks staging memory for the device; None without one.
@@ -86,6 +88,8 @@ class ThreadedTransferEngine:
         self._closed = False
         self._faults = FaultLog(log)
         context = LaneContext(self._routes, self._staging, self._stats, self._on_error, clock, self._job_ended)
+
+        self._nvme_spreads_itself = spreads_itself(pools.get(Tier.NVME))
 
         def lane(name: str, pacer: WritePacer | None = None) -> Lane:
             workers = self._workers(name, copy_threads, io_threads)
@@ -193,7 +197,7 @@ class ThreadedTransferEngine:
         route = self._routes[(job.src, job.dst)]
         if self._staging is not None and route.staged:
             return min(self._batch_blocks, self._staging.chunk_blocks)
-        return burst_blocks(self._batch_blocks, route.src.layout.block_bytes, job.src, job.dst)
+        return burst_blocks(self._batch_blocks, route.src.layout.block_bytes)
 
     def _lane_of(self, job: CopyJob) -> Lane:
         if Tier.NVME in (job.src, job.dst):
@@ -203,6 +207,8 @@ class ThreadedTransferEngine:
     def _workers(self, lane: str, copy_threads: int, io_threads: int) -> ThreadWorkers | InlineWorkers:
         name = f"dflash2-{lane}"
         block_bytes = next(iter(self._routes.values())).src.layout.block_bytes
+        if lane in _FILE_LANES and self._nvme_spreads_itself:
+            return ThreadWorkers(FILE_FLIGHTS, name, self._on_error, min_share_blocks=sys.maxsize)
         if lane == "load":
             return ThreadWorkers(io_threads, name, self._on_error)
         if lane == "store":

@@ -18,6 +18,8 @@ from dflash2.transfer.stats import TransferStats
 from dflash2.transfer.workers import InlineWorkers, OnError, Shares, ThreadWorkers
 from dflash2.types import BoolArray, IntArray, Tier, Urgency
 
+FILE_FLIGHTS = 2
+"""Batches under way at once to or from files: while one is on the device the next is prepared."""
 STAGING_TIMEOUT_S = 30.0
 """Longest wait for a staging chunk; chunks are held for one batch, so only a hanging device makes it this long."""
 
@@ -81,7 +83,7 @@ class Lane:
         self._inline = InlineWorkers(context.on_error)
         self._shared = workers
         self._is_file_lane = is_file_lane
-        self._depth = 2 if is_file_lane else 1
+        self._depth = FILE_FLIGHTS if is_file_lane else 1
         self._pacer = pacer
         self._landed_at = 0.0
         self._demand_flights = 0
