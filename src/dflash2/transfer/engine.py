@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections import deque
@@ -93,7 +92,8 @@ class ThreadedTransferEngine:
 
         def lane(name: str, pacer: WritePacer | None = None) -> Lane:
             workers = self._workers(name, copy_threads, io_threads)
-            return Lane(f"dflash2-{name}", context, workers, name in _FILE_LANES, pacer)
+            on_file = name in _FILE_LANES
+            return Lane(f"dflash2-{name}", context, workers, FILE_FLIGHTS if on_file else 1, on_file, pacer)
 
         self._lanes = {name: lane(name) for name in (*_COPY_LANES, "load")}
         self._pacer = WritePacer(pacing or PacingOptions(), self._lanes["load"].serves_demand, clock)
@@ -208,7 +208,7 @@ class ThreadedTransferEngine:
         name = f"dflash2-{lane}"
         block_bytes = next(iter(self._routes.values())).src.layout.block_bytes
         if lane in _FILE_LANES and self._nvme_spreads_itself:
-            return ThreadWorkers(FILE_FLIGHTS, name, self._on_error, min_share_blocks=sys.maxsize)
+            return InlineWorkers(self._on_error)
         if lane == "load":
             return ThreadWorkers(io_threads, name, self._on_error)
         if lane == "store":

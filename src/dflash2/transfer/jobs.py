@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,7 +60,7 @@ class Batch:
 
 
 class JobQueue:
-    """The jobs of one lane. Thread-safe; one thread takes."""
+    """The jobs of one lane. Thread-safe."""
 
     def __init__(self) -> None:
         self._queues: dict[Urgency, deque[PendingJob]] = {urgency: deque() for urgency in _ORDER}
@@ -77,22 +78,18 @@ class JobQueue:
         with self._changed:
             return bool(self._queues[urgency])
 
-    def take(self, wait: bool, max_blocks: int | None = None) -> Batch | None:
-        """The next batch of the most urgent job.
+    def take(self, max_blocks: Callable[[], int | None]) -> Batch | None:
+        """Wait for a job, and take the next batch of the most urgent one; None if none will ever come (closed).
 
         Args:
-            wait: wait for a job if there is none.
-            max_blocks: most blocks of the batch, where that is less than the job's own.
-
-        Returns:
-            None if there is none now (``wait`` False), or none will ever come (closed).
+            max_blocks: asked for the most blocks of the batch, where that is less than the job's own.
         """
         with self._changed:
             while True:
                 for urgency in _ORDER:
                     if self._queues[urgency]:
-                        return self._cut(self._queues[urgency], max_blocks)
-                if self._closed or not wait:
+                        return self._cut(self._queues[urgency], max_blocks())
+                if self._closed:
                     return None
                 self._changed.wait()
 

@@ -49,7 +49,7 @@ class PacingOptions:
 
 
 class WritePacer:
-    """State of the device as the stores see it. ``before_batch`` and ``after_batch`` belong to one thread.
+    """State of the device as the stores see it. ``try_spend`` and ``after_batch`` are called by one thread at a time.
 
     Args:
         options: see ``PacingOptions``.
@@ -82,10 +82,6 @@ class WritePacer:
     def max_blocks(self, block_bytes: int) -> int | None:
         """Most blocks of the next batch; None for the usual number."""
         return max(1, self._options.pressed_batch_bytes // block_bytes) if self._slow else None
-
-    def must_wait(self, urgency: Urgency) -> bool:
-        """True if ``before_batch`` would wait; what is under way should be ended first, it may hold what loads need."""
-        return urgency is not Urgency.DEMAND and self._loads_waiting()
 
     def before_batch(self, urgency: Urgency) -> None:
         """Wait, within bounds, until the batch may start. A store that a step waits for starts at once."""
