@@ -19,7 +19,8 @@ from tests.sglang.traffic import Conversations, Traffic, Turn
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(7200)]
 
 NUM_KILLS = 2 * int(os.environ.get("DFLASH2_TEST_SCALE", "1"))
-NVME_MB = 8
+NVME_MB = 4
+"""Less than the KV of all chats: demotions never end."""
 HEADERS_MB = 1
 FOUND_AGAIN = "blocks of an earlier run found on NVMe"
 POLL_S = 0.002

@@ -105,15 +105,9 @@ class Room:
         """
         table = self._table
         cached = (table.ref_count[ids] == 0) & (table.state[ids] == BlockState.PUBLISHED)
-        cached &= (table.present[ids] == TIER_BIT[src]) & (table.busy[ids] == 0)
+        cached &= (table.present[ids] & table.lasting == TIER_BIT[src]) & (table.busy[ids] == 0)
         leaving = ids[cached]
-        worthless = leaving[self._policy.on_leave(table, leaving, dst, now)]
-        going = worthless[self._index.ends_among(worthless)]
-        if not len(going):
-            return ids
-        self._index.unpublish_ends(going)
-        self.release(going)
-        self._counters.dropped_blocks += len(going)
+        self._give_up(leaving[self._policy.on_leave(table, leaving, dst, now)], src)
         return ids[table.has(ids, src)]
 
     def free_clean(self, ids: IntArray) -> IntArray:
@@ -202,10 +196,17 @@ class Room:
         on_device = (table.present[victims] & ~table.lasting) != 0  # an engine of its own has these: they stay known
         alone = ~on_device
         alone[alone] = self._index.ends_among(victims[alone])
-        chosen = victims[alone | on_device][:count]
-        on_device = (table.present[chosen] & ~table.lasting) != 0
-        table.drop(chosen[on_device], tier)
-        going = chosen[~on_device]
+        self._give_up(victims[alone | on_device][:count], tier)
+
+    def _give_up(self, ids: IntArray, tier: Tier) -> None:
+        """Forget those of ``ids`` that have no followers but among them.
+
+        Of those that an engine of its own still has on the device only the slot on ``tier`` is given up.
+        """
+        table = self._table
+        on_device = (table.present[ids] & ~table.lasting) != 0
+        table.drop(ids[on_device], tier)
+        going = ids[~on_device]
         going = going[self._index.ends_among(going)]
         self._index.unpublish_ends(going)
         self.release(going)

@@ -11,8 +11,9 @@ from dflash2.types import BoolArray, FloatArray
 
 LOSS = 0.01
 """Of the blocks reused, the share that may be lost with those forgotten."""
-INITIAL = 0.18
-"""Chance from which on a block is written before enough were judged."""
+INITIAL = 0.0
+"""Chance from which on a block is written before enough were judged: nothing is known of what reuse can spare, and the
+first chances are guesses that depend on the unit of time."""
 FEWEST = 256
 """Blocks judged before the threshold moves."""
 MEMORY = 50_000

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from dflash2.build import create_runtime
+from dflash2.cache.mover import Mover
 from dflash2.config import parse_config
 from dflash2.integrations.sglang.clock import TurnoverClock
 from dflash2.integrations.sglang.keeper import Keeper
 from dflash2.pools.tensor import LayerFirstPool
 from dflash2.table.keys import KeyNamespace
+from dflash2.table.page_table import TIER_BIT
 from dflash2.transfer.cpu_copy import CpuCopier
-from dflash2.types import IntArray, KVLayout, Tier
+from dflash2.types import IntArray, KVLayout, Tier, Urgency
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=64, block_size=8, dtype="float32")
 NUM_PAGES = 16
@@ -190,6 +193,56 @@ def test_what_is_not_worth_a_copy_gets_none_unless_a_retraction_asks(
     engine.keeper.copy_down_now(ids, None, 10.0)
     engine.settle()
     assert (engine.cache.counters.swap_out_blocks, engine.cache.counters.demoted_to_nvme_blocks) == (3, 0)
+
+
+def test_nothing_goes_to_nvme_while_dram_has_room(engine: Engine) -> None:
+    engine.compute(list(range(8)), list(range(1, 9)))
+    engine.settle()
+    assert (engine.cache.counters.swap_out_blocks, engine.cache.counters.demoted_to_nvme_blocks) == (8, 0)
+
+
+def test_new_blocks_wait_for_room_in_dram_instead_of_passing_older_ones(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mover, begun = engine.cache.mover, []
+
+    def copy(ids: IntArray, src: Tier, dst: Tier, urgency: Urgency, **more: Any) -> IntArray:
+        begun.append((src, dst))
+        return Mover.copy(mover, ids, src, dst, urgency, **more)
+
+    monkeypatch.setattr(mover, "copy", copy)
+    for keys in (range(10), range(100, 110)):
+        new = engine.compute(list(keys), list(range(1, 11)))
+        for _ in range(500):
+            engine.settle()
+            if np.all(engine.cache.table.present[new] != TIER_BIT[Tier.HBM]):
+                break
+        engine.give_up(list(range(1, 11)))
+    assert set(begun) == {(Tier.HBM, Tier.DRAM), (Tier.DRAM, Tier.NVME)}
+    assert np.all(engine.cache.table.present[new] != 0)
+
+
+def test_what_the_write_filter_forgets_stays_on_the_device_and_is_not_copied_again_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tmp_path, dram_blocks=6, nvme_blocks=128)
+    policy, counters = engine.cache.policy, engine.cache.counters
+    monkeypatch.setattr(policy, "on_leave", lambda table, ids, tier, now: np.ones(len(ids), bool))
+    ids = engine.compute(list(range(10)), list(range(1, 11)))
+    for _ in range(20):
+        engine.settle()
+    assert counters.demoted_to_nvme_blocks == 0
+    assert 6 < counters.swap_out_blocks <= 10
+    assert [engine.cache.index.get(name(key)) for key in range(10)] == ids.tolist()
+    monkeypatch.undo()
+    engine.clock.advance(1)
+    engine.keeper.used("r", [name(key) for key in range(10)], 80)
+    engine.compute([20], [11])
+    for _ in range(20):
+        engine.settle()
+    assert counters.swap_out_blocks > 11
+    engine.runtime.check_integrity()
+    engine.runtime.shutdown()
 
 
 def test_a_block_announced_again_elsewhere_has_one_row_and_one_page(engine: Engine) -> None:

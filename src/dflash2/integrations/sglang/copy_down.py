@@ -15,7 +15,9 @@ Ready = Callable[[], None]
 
 
 class CopyDown:
-    """Begins copies from HBM to DRAM and NVMe, and from DRAM to NVMe. Nothing here waits.
+    """Begins copies from HBM to DRAM. Nothing here waits.
+
+    What goes on to NVMe is decided where DRAM makes room (``cache.room``), as for any engine: late, and not everything.
 
     Args:
         cache: the manager whose blocks are copied.
@@ -30,14 +32,19 @@ class CopyDown:
         self._margin = margin_blocks
         self._may_be_alone = True
         """Some blocks may be in HBM only; cleared when a search finds none."""
-        self._seen_above = self._seen_below = (-1.0, 0, 0)
+        self._seen_above = (-1.0, 0, 0)
+        self._copied_at = np.full(len(self._table.last_use), -1.0)
+        """Last use of each block when it was copied: one that lost that copy and was not used since gets no other."""
 
     def note_new(self) -> None:
         """Blocks were computed."""
         self._may_be_alone = True
 
     def ahead(self, num_free_pages: int, ready: Ready | None) -> None:
-        """Once a step: while few device pages are free, copy down those blocks that are nowhere else.
+        """Once a step: while few device pages are free, copy those blocks to DRAM that are nowhere else.
+
+        What DRAM has no room for yet waits for a later step: new blocks must not go to NVMe past older ones, which are
+        likelier to be forgotten.
 
         Args:
             num_free_pages: device pages that hold nothing.
@@ -45,28 +52,12 @@ class CopyDown:
         """
         if num_free_pages < self._margin and self._may_be_alone and self._seen_above != self._marks():
             self._seen_above = self._marks()
-            rest = self._next_alone(self._margin)
-            for tier in filter(self._takes, TIERS_BELOW_HBM):
-                rest = self._copy(self._worth_storing(rest, tier), tier, ready)
+            self._copy(self._worth_storing(self._next_alone(self._margin)), Tier.DRAM, ready)
 
     def begin(self, ids: IntArray, ready: Ready | None) -> None:
         """Begin to copy blocks that are in HBM only, all of them: to DRAM, or to NVMe where DRAM has no room."""
         for tier in TIERS_BELOW_HBM:
             ids = self._copy(ids, tier, ready)
-
-    def to_nvme_early(self) -> None:
-        """Once a step: a batch of blocks that are on no disk yet goes to free slots there, while nothing else moves."""
-        table, mover, now = self._table, self._cache.mover, self._clock()
-        spare = min(table.num_free(Tier.NVME), mover.batch_blocks) if self._takes(Tier.NVME) else 0
-        if not spare or mover.num_in_flight or self._seen_below == self._marks():
-            return
-        idle = self._cache.room.idle(Tier.DRAM)
-        only_here = self._worth_storing(idle[(table.present[idle] & TIER_BIT[Tier.NVME]) == 0], Tier.NVME)
-        if not len(only_here):
-            self._seen_below = self._marks()
-            return
-        chosen = np.sort(self._cache.policy.order(table, only_here, spare, now))
-        mover.copy(chosen, Tier.DRAM, Tier.NVME, Urgency.SPECULATIVE)
 
     def _takes(self, tier: Tier) -> bool:
         """What nobody is waiting for may be stored on this tier now. Room that may not be used is no room."""
@@ -83,12 +74,14 @@ class CopyDown:
         if not len(ids) or not mover.accepts(tier, now):
             return ids
         self._cache.room.make(tier, len(ids), now)
-        return ids[len(mover.copy(ids, Tier.HBM, tier, Urgency.DEMOTION, ready=ready)) :]
+        begun = mover.copy(ids, Tier.HBM, tier, Urgency.DEMOTION, ready=ready)
+        self._copied_at[begun] = self._table.last_use[begun]
+        return ids[len(begun) :]
 
-    def _worth_storing(self, ids: IntArray, tier: Tier) -> IntArray:
-        """Those that the policy expects to be read again on ``tier``."""
+    def _worth_storing(self, ids: IntArray) -> IntArray:
+        """Those that the policy expects to be read again."""
         table = self._table
-        return ids[self._cache.policy.worth_storing(table, ids, tier, self._clock())] if len(ids) else ids
+        return ids[self._cache.policy.worth_storing(table, ids, Tier.DRAM, self._clock())] if len(ids) else ids
 
     def _marks(self) -> tuple[float, int, int]:
         """Different once something was computed or a copy has ended; until then a search finds what it found."""
@@ -102,6 +95,7 @@ class CopyDown:
         """
         table = self._table
         only_here = (table.present == TIER_BIT[Tier.HBM]) & (table.state == BlockState.PUBLISHED)
+        only_here &= self._copied_at != table.last_use
         candidates = np.flatnonzero(only_here & (table.busy == 0)).astype(np.int32)
         self._may_be_alone = bool(np.any(only_here))
         order = np.lexsort((table.position[candidates], table.last_use[candidates]))
