@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for logs and files of the servers; else they are removed")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    sizes = replace(Sizes(), dram=Sizes.device // 2) if arguments.workload == "d" else Sizes()
+    sizes = replace(Sizes(), dram=Sizes().device // 2) if arguments.workload == "d" else Sizes()
     rows: list[dict[str, Any]] = []
     servers: list[BenchServer] = []
     with contextlib.ExitStack() as stack:
