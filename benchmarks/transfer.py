@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,6 @@ import numpy as np
 import torch
 from limits import DISK_DEPTHS, DiskLimit, MemcpyLimit, seconds
 
-from dflash2.pools import nvme_io
 from dflash2.pools.base import BlockPool, PieceCopier
 from dflash2.pools.dram import DramPool
 from dflash2.pools.file_wrappers import PacedFiles, payload_writes
@@ -261,19 +261,47 @@ def checksum_cost(directory: Path, nbytes: int, repeats: int) -> dict[str, float
     """Share of the time of a store and of a load that checksums take; the same transfers alternate with and without."""
     spans: dict[str, list[float]] = {"store": [], "load": [], "bare store": [], "bare load": []}
     with bench(block_layout(MIB, 1), directory, nbytes, False, NvmeOptions(), "runs", "cpu") as ready:
+        payload_io = ready.pools[Tier.NVME]._io  # type: ignore[attr-defined]
         for repeat in range(repeats + 1):
             for prefix in ("", "bare "):
-                digest = nvme_io.xxhash.xxh3_64_intdigest
-                if prefix:
-                    nvme_io.xxhash.xxh3_64_intdigest = lambda data: 0
+                payload_io._payload_bytes = 0 if prefix else ready.layout.block_bytes  # what a checksum covers
                 store = seconds(lambda: ready.move((Tier.DRAM, Tier.NVME, slice(None))))
                 load = seconds(lambda: ready.move((Tier.NVME, Tier.DRAM, slice(None))))
-                nvme_io.xxhash.xxh3_64_intdigest = digest
                 if repeat:
                     spans[f"{prefix}store"].append(store)
                     spans[f"{prefix}load"].append(load)
     median = {name: statistics.median(values) for name, values in spans.items()}
     return {name: round(1 - median[f"bare {name}"] / median[name], 3) for name in ("store", "load")}
+
+
+def beside_python(directory: Path, nbytes: int, repeats: int) -> list[dict[str, float | str]]:
+    """Stores and loads beside a thread that computes in Python, as an engine's scheduler does, against those alone."""
+    rows: list[dict[str, float | str]] = []
+    for block_bytes in (128 * 1024, MIB):
+        with bench(block_layout(block_bytes, 1), directory, nbytes, False, NvmeOptions(), "runs", "cpu") as ready:
+            for route, tiers in {"dram>nvme": (Tier.DRAM, Tier.NVME), "nvme>dram": (Tier.NVME, Tier.DRAM)}.items():
+                speeds: list[tuple[float, float]] = []
+                for _ in range(repeats):
+                    move = lambda: ready.move((*tiers, slice(None)))  # noqa: B023, E731
+                    alone = seconds(move)
+                    stop = threading.Event()
+                    thread = threading.Thread(target=compute, args=(stop,))
+                    thread.start()
+                    beside = seconds(move)
+                    stop.set()
+                    thread.join()
+                    moved = ready.count * block_bytes / 1e9
+                    speeds.append((moved / beside, alone / beside))
+                gb_s, ratio = (round(statistics.median(values), 2) for values in zip(*speeds, strict=True))
+                rows.append({"route": route, "block_bytes": block_bytes, "gb_s": gb_s, "ratio_to_alone": ratio})
+    return rows
+
+
+def compute(stop: threading.Event) -> None:
+    total = 0
+    while not stop.is_set():
+        for number in range(1000):
+            total += number * number
 
 
 def slow_device(directory: Path, seconds_each: float, nbytes: int) -> dict[str, float]:
@@ -408,6 +436,11 @@ def main() -> None:
         cost = checksum_cost(directory, nbytes, args.repeats) if "dram>nvme" in routes else None
         if cost is not None:
             print(f"checksums take {cost['store']:.1%} of a store and {cost['load']:.1%} of a load of 1 MiB blocks")
+        beside = beside_python(directory, nbytes, args.repeats) if "dram>nvme" in routes else []
+        for line in beside:
+            print(
+                f"beside a Python thread {line['route']} {line['block_bytes']} B: {line['gb_s']} GB/s, {line['ratio_to_alone']} of alone"
+            )
         peers = lmcache(directory, args) if args.peers else []
         if slow is not None:
             print(f"slow device: load p99 {slow['idle_load_p99_ms']} ms idle, {slow['slow_load_p99_ms']} ms slow")
@@ -421,6 +454,7 @@ def main() -> None:
         "rows": [asdict(row) for row in rows],
         "checksum_cost": cost,
         "slow_device": slow,
+        "beside_python": beside,
         "peers": peers,
     }
     if args.json is not None:

@@ -49,6 +49,51 @@ def test_sizes_and_the_start_line(tmp_path: Path) -> None:
     runtime.shutdown()
 
 
+def several(path: Path, *names: str, **memory: Any) -> Config:
+    """Blocks on several folders; they are made at start."""
+    return config(path, nvme_path=None, nvme_paths=[str(path / name) for name in names], **memory)
+
+
+def test_several_nvme_paths_share_the_capacity_and_are_found_again_in_any_order(tmp_path: Path) -> None:
+    first = create_runtime(several(tmp_path, "a", "b", "c"), LAYOUT, SPACE)
+    assert first.cache.table.capacity(Tier.NVME) == 256
+    sizes = [(tmp_path / name / "rank0" / "data").stat().st_size for name in "abc"]
+    assert max(sizes) - min(sizes) <= LAYOUT.stride_bytes and sum(sizes) >= 256 * LAYOUT.stride_bytes
+    compute(first, PROMPT, 5)
+    first.shutdown()
+    again = create_runtime(several(tmp_path, "c", "a", "b"), LAYOUT, SPACE)
+    assert again.open("r", PROMPT, 1).num_cached_tokens == len(PROMPT) - 16
+    again.check_integrity()
+    again.shutdown()
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b", "c"), ("0", "a", "b"), ("b", "c")])
+def test_blocks_of_other_nvme_paths_are_never_found_also_when_these_come_back(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    first = create_runtime(several(tmp_path, "a", "b"), LAYOUT, SPACE)
+    compute(first, PROMPT, 5)
+    first.shutdown()
+    for changed in (names, ("a", "b")):
+        runtime = create_runtime(several(tmp_path, *changed), LAYOUT, SPACE)
+        assert runtime.open("r", PROMPT, 1).num_cached_tokens == 0
+        runtime.check_integrity()
+        runtime.shutdown()
+    assert [path.parent.parent.name for path in tmp_path.glob("*/rank0/index")].count("b") == 0
+
+
+def test_each_of_several_nvme_paths_is_checked_before_weights_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match=r"memory\.nvme_paths: .*file"):
+        check_start(several(tmp_path, "a", "file"))
+    check_start(several(tmp_path, "a", "b"), 2, range(2))
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["rank0", "rank1"]
+    owner = create_runtime(several(tmp_path, "b", "c"), LAYOUT, SPACE)
+    with pytest.raises(StorageError, match="b/rank0 is in use by process"):
+        create_runtime(several(tmp_path, "a", "b"), LAYOUT, SPACE)
+    owner.shutdown()
+
+
 def test_fallback_has_hbm_only_and_says_why(tmp_path: Path) -> None:
     runtime = create_runtime(config(tmp_path / "unused", enable=False), LAYOUT, SPACE)
     assert runtime.startup_line() == "DFlash2: fallback, enable is not true in the configuration"

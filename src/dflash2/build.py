@@ -128,9 +128,11 @@ def check_start(config: Config, world_size: int = 1, ranks: range = range(1)) ->
     """
     resolved = effective(config, world_size, ranks[0], ranks_per_machine=len(ranks))
     if config.enable and resolved.nvme_rank_bytes:
-        path = _nvme_folder(resolved)
+        paths = _nvme_folders(resolved)
         names = [rank_folder(rank) for rank in ranks]
-        check_folders(path, names, resolved.nvme_rank_bytes * len(ranks), _floor_bytes(path))
+        num_bytes = resolved.nvme_rank_bytes * len(ranks) // len(paths)
+        for path in paths:
+            check_folders(path, names, num_bytes, _floor_bytes(path))
 
 
 def device_kv_bytes(config: Config, device: str, block_bytes: int) -> int | None:
@@ -195,22 +197,21 @@ def _add_lower_tiers(
         pools[Tier.DRAM] = DramPool(dram_slots, layout, access.page_lock)
     nvme_slots = resolved.nvme_rank_bytes // layout.stride_bytes
     if nvme_slots:
-        path = _nvme_folder(resolved)
-        options = NvmeOptions(free_space_floor_bytes=_floor_bytes(path))
-        pools[Tier.NVME] = NvmePool([path], rank_folder(resolved.rank), nvme_slots, layout, namespace.root(), options)
+        paths = _nvme_folders(resolved)
+        options = NvmeOptions(free_space_floor_bytes=max(map(_floor_bytes, paths)))
+        pools[Tier.NVME] = NvmePool(paths, rank_folder(resolved.rank), nvme_slots, layout, namespace.root(), options)
 
 
-def _nvme_folder(resolved: EffectiveConfig) -> Path:
-    """``memory.nvme_path``, made where it was not there, without what ranks of an earlier run left."""
-    path = resolved.nvme_path
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"memory.nvme_path: {path} cannot be made ({error.strerror}); name a folder that can"
-        ) from error
-    reclaim_dead_ranks(path, resolved.world_size)
-    return path
+def _nvme_folders(resolved: EffectiveConfig) -> tuple[Path, ...]:
+    """The NVMe paths, made where they were not there, without what ranks of an earlier run left."""
+    key = "memory.nvme_path" if resolved.config.memory.nvme_paths is None else "memory.nvme_paths"
+    for path in resolved.nvme_paths:
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{key}: {path} cannot be made ({error.strerror}); name a folder that can") from error
+        reclaim_dead_ranks(path, resolved.world_size)
+    return resolved.nvme_paths
 
 
 def _floor_bytes(path: Path) -> int:

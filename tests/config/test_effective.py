@@ -104,6 +104,14 @@ def test_nvme_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve(Config(memory=MemoryConfig(nvme_path="/nvme/../data/"))).nvme_path == Path("/data")
 
 
+def test_several_nvme_paths_are_the_same_in_any_order() -> None:
+    for written in (["/b", "/a/../a"], ["/a", "/b/"]):
+        resolved = resolve(Config(memory=MemoryConfig(nvme_paths=written, nvme_capacity_mb=4000)))
+        assert resolved.nvme_paths == (Path("/a"), Path("/b")) and resolved.nvme_path == Path("/a")
+        assert "memory.nvme_paths = /a, /b, 2.1GB on each" in resolved.describe()
+        assert "memory.nvme_path = see nvme_paths (default)" in resolved.describe()
+
+
 def test_describe_shows_machine_and_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     lines = effective(REFERENCE, 8, 3, memory_limit=LIMIT).describe()

@@ -55,6 +55,7 @@ def test_defaults() -> None:
             "nvme_capacity_mb": 0,
             "nvme_daily_write_mb": None,
             "nvme_path": None,
+            "nvme_paths": None,
             "staging_buffer_size_mb": 512,
         },
         "kv_block": {"block_size": 128, "prefetch_window": 4},
@@ -150,6 +151,11 @@ def test_values_at_the_edge_are_accepted(path: str, value: Any) -> None:
         ("memory.nvme_path", "", "not a path"),
         ("memory.nvme_path", "/a\0b", "not a path"),
         ("memory.nvme_path", "/\ud800", "not a path"),
+        ("memory.nvme_paths", "/a", "is not an array"),
+        ("memory.nvme_paths", [], "0 entries are not at least 1"),
+        ("memory.nvme_paths", [f"/{i}" for i in range(17)], "17 entries are not at most 16"),
+        ("memory.nvme_paths", ["/a", "b"], '"b" is relative'),
+        ("memory.nvme_paths", ["/a", "/b", "/b/"], '"/b" is named twice'),
         ("memory", None, "null is not an object"),
         ("scheduling", 3, "3, a number, is not an object"),
         ("scheduling.max_running", 0, "0 is out of range (1 to 65536)"),
@@ -279,6 +285,12 @@ def test_relative_path_is_refused_with_the_one_beside_the_file(tmp_path: Path) -
     with pytest.raises(ConfigError) as caught:
         load_config(file)
     assert f'probably "{tmp_path}/nvme"' in str(caught.value)
+
+
+def test_one_path_and_several_contradict_each_other() -> None:
+    said = problems_of('{"memory": {"nvme_path": "/a", "nvme_paths": ["/a", "/b"]}}')
+    assert "memory.nvme_paths: write either nvme_path or nvme_paths" in said
+    assert "memory.nvme_paths[1]: 3, a number, is not a string" in problems_of('{"memory": {"nvme_paths": ["/a", 3]}}')
 
 
 def test_relative_path_with_home_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:

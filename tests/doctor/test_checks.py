@@ -274,6 +274,18 @@ def test_nvme_over_a_network(tmp_path: Path) -> None:
     assert "NVMe over tcp" in finding.found
 
 
+def test_of_several_nvme_paths_the_worst_is_told(tmp_path: Path) -> None:
+    several = reference(nvme_path=None, nvme_paths=["/nvme/a", "/home/x"])
+    finding = CHECKS["nvme-device"](GOOD.case(tmp_path, several))
+    assert finding.status is WARN and finding.found.startswith("/home/x is on")
+    assert CHECKS[""](GOOD.case(tmp_path / "again", several)).found == "NVMe files go to /home/x, /nvme/a"
+
+
+def test_several_nvme_paths_on_one_disk_gain_nothing(tmp_path: Path) -> None:
+    finding = CHECKS["nvme-device"](GOOD.case(tmp_path, reference(nvme_path=None, nvme_paths=["/nvme/a", "/nvme/b"])))
+    assert finding.status is WARN and "several of memory.nvme_paths are on /dev/nvme0n1p1" in finding.found
+
+
 def test_a_virtual_disk_is_not_said_to_turn(tmp_path: Path) -> None:
     case = nvme_on("254:0 / /nvme rw - ext4 /dev/vda rw").case(tmp_path)
     device = tmp_path / "sys/devices/virtio1/block/vda"

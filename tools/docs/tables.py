@@ -111,6 +111,8 @@ def _range(field: FieldInfo) -> str:
     high = next((f"{bound.le}" for bound in bounds if isinstance(bound, Le)), "")
     if low and high:
         return f"{low} to {high}"
+    if "list[str]" in text:
+        return "array of texts"
     return "`true`, `false`" if field.annotation is bool else "text" if "str" in text else "–"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,8 @@ class EffectiveConfig:
         nvme_machine_bytes: for all ranks of the machine; 0 means no NVMe tier.
         nvme_rank_bytes: this rank's share, a multiple of ``PAGE_BYTES``; the same on every rank.
         nvme_daily_write_bytes: this rank's share of what may be written to NVMe a day; None: no limit.
-        nvme_path: absolute folder for the NVMe files; it may not exist yet.
+        nvme_paths: absolute folders for the NVMe files, ascending, so that the order in the file does not matter; they
+            may not exist yet.
     """
 
     config: Config
@@ -56,7 +57,12 @@ class EffectiveConfig:
     nvme_machine_bytes: int
     nvme_rank_bytes: int
     nvme_daily_write_bytes: int | None
-    nvme_path: Path
+    nvme_paths: tuple[Path, ...]
+
+    @property
+    def nvme_path(self) -> Path:
+        """The folder for what there is once, such as the history."""
+        return self.nvme_paths[0]
 
     def describe(self) -> list[str]:
         """One line per key, with its unit, its scope and whether it is the default."""
@@ -91,8 +97,15 @@ class EffectiveConfig:
             "nvme_daily_write_mb": "no limit"
             if self.nvme_daily_write_bytes is None
             else f"{_size(self.nvme_daily_write_bytes * self.ranks_per_machine)} per machine",
-            "nvme_path": str(self.nvme_path),
+            **self._resolved_paths(),
         }
+
+    def _resolved_paths(self) -> dict[str, str]:
+        paths = ", ".join(map(str, self.nvme_paths))
+        if self.config.memory.nvme_paths is None:
+            return {"nvme_path": paths, "nvme_paths": "nvme_path alone"}
+        part = self.nvme_machine_bytes // len(self.nvme_paths)
+        return {"nvme_path": "see nvme_paths", "nvme_paths": f"{paths}, {_gb(part)} on each"}
 
 
 def effective(
@@ -141,7 +154,7 @@ def effective(
         nvme_daily_write_bytes=None
         if memory.nvme_daily_write_mb is None
         else memory.nvme_daily_write_mb * MIB // ranks,
-        nvme_path=nvme_folder(memory.nvme_path),
+        nvme_paths=nvme_folders(memory.nvme_path, memory.nvme_paths),
     )
 
 
@@ -162,16 +175,25 @@ def _share(total_bytes: int, ranks: int) -> int:
     return total_bytes // ranks // PAGE_BYTES * PAGE_BYTES
 
 
-def nvme_folder(written: str | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder of the NVMe files.
+def nvme_folders(
+    path: str | None, paths: Sequence[str] | None, environ: Mapping[str, str] = os.environ
+) -> tuple[Path, ...]:
+    """The folders of the NVMe files, ascending.
 
     Args:
-        written: ``memory.nvme_path``.
+        path: ``memory.nvme_path``.
+        paths: ``memory.nvme_paths``.
         environ: where the user's folders are looked up.
 
     Raises:
         ConfigError: nothing is written and the home folder is not known.
     """
+    if paths is not None:
+        return tuple(sorted(Path(os.path.normpath(written)) for written in paths))
+    return (_nvme_folder(path, environ),)
+
+
+def _nvme_folder(written: str | None, environ: Mapping[str, str]) -> Path:
     if written is not None:
         return Path(os.path.normpath(written))
     cache = environ.get("XDG_CACHE_HOME", "")

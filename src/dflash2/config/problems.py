@@ -26,6 +26,7 @@ _EXPECTED = {
     "float_type": "a number",
     "string_type": "a string",
     "model_type": "an object",
+    "list_type": "an array",
 }
 _RANGE_ERRORS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than", "finite_number"}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)(?:ytes?)?\s*", re.IGNORECASE)
@@ -69,6 +70,10 @@ def describe_error(error: ErrorDetails) -> Problem:
     if kind in _RANGE_ERRORS:
         unit = " MiB" if str(path[-1]).endswith("_mb") else ""
         return Problem(path, f"{_shown(value)} is out of range ({_range_text(_field(path))}{unit})")
+    if kind in ("too_short", "too_long"):
+        limits = error["ctx"]
+        wanted = f"at least {limits['min_length']}" if kind == "too_short" else f"at most {limits['max_length']}"
+        return Problem(path, f"{limits['actual_length']} entries are not {wanted}")
     if kind == "literal_error":
         expected = error["ctx"]["expected"].replace("'", '"')
         near = difflib.get_close_matches(str(value), re.findall(r'"(\w+)"', expected), n=1)

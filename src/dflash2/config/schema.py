@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 MAX_MB = 1 << 30
 """1 PiB: larger figures are bytes written where MiB are meant."""
+MAX_PATHS = 16
 
 Mebibytes = Annotated[int, Field(ge=0, le=MAX_MB)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -22,6 +23,19 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 def _is_unicode(text: str) -> bool:
     """False for a lone surrogate, which JSON can spell and no file name can hold."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _nvme_path(value: str, info: ValidationInfo) -> str:
+    if not value or "\0" in value or not _is_unicode(value):
+        raise ValueError("not a path")
+    if value.startswith("/"):
+        return value
+    base = (info.context or {}).get("base_dir", Path.cwd())
+    meant = os.path.normpath(Path(base) / Path(os.path.expandvars(value)).expanduser())
+    raise ValueError(
+        f'"{value}" is relative, and what it is relative to changes under systemd and `docker exec`; '
+        f'write the absolute path, probably "{meant}"'
+    )
 
 
 class Section(BaseModel):
@@ -45,6 +59,8 @@ class MemoryConfig(Section):
     """For the machine: how much may be written to NVMe a day, for the device's endurance. Absent: no limit."""
     nvme_path: str | None = None
     """Absolute path of the folder of the NVMe files. Absent: ``dflash2`` in the user's cache folder."""
+    nvme_paths: Annotated[list[str], Field(min_length=1, max_length=MAX_PATHS)] | None = None
+    """Instead of ``nvme_path``: absolute paths of folders on several disks. Each gets an equal part of the capacity."""
     staging_buffer_size_mb: Annotated[int, Field(ge=1, le=MAX_MB)] = 512
     """Upper bound of the buffer that swaps go through, per device."""
 
@@ -60,18 +76,18 @@ class MemoryConfig(Section):
     @field_validator("nvme_path")
     @classmethod
     def _absolute(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is None:
-            return None
-        if not value or "\0" in value or not _is_unicode(value):
-            raise ValueError("not a path")
-        if value.startswith("/"):
-            return value
-        base = (info.context or {}).get("base_dir", Path.cwd())
-        meant = os.path.normpath(Path(base) / Path(os.path.expandvars(value)).expanduser())
-        raise ValueError(
-            f'"{value}" is relative, and what it is relative to changes under systemd and `docker exec`; '
-            f'write the absolute path, probably "{meant}"'
-        )
+        return None if value is None else _nvme_path(value, info)
+
+    @field_validator("nvme_paths")
+    @classmethod
+    def _several(cls, values: list[str] | None, info: ValidationInfo) -> list[str] | None:
+        paths = [os.path.normpath(_nvme_path(value, info)) for value in values or []]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise ValueError(f'"{path}" is named twice; name each disk once')
+        if values is not None and info.data.get("nvme_path") is not None:
+            raise ValueError("write either nvme_path or nvme_paths")
+        return values
 
 
 class KVBlockConfig(Section):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash2.config import Config, load_config
-from dflash2.config.effective import DEFAULT_DRAM_SHARE, nvme_folder
+from dflash2.config.effective import DEFAULT_DRAM_SHARE, nvme_folders
 from dflash2.doctor.devices import Device, DeviceReading, read_devices
 from dflash2.doctor.machine import Machine
 from dflash2.errors import ConfigError
@@ -71,9 +71,15 @@ class Case:
         return self.config.memory.staging_buffer_size_mb * MIB * self.ranks
 
     @property
+    def nvme_paths(self) -> tuple[Path, ...]:
+        """Folders of the NVMe files."""
+        memory = self.config.memory
+        return nvme_folders(memory.nvme_path, memory.nvme_paths, self.machine.environ)
+
+    @property
     def nvme_path(self) -> Path:
-        """Folder of the NVMe files."""
-        return nvme_folder(self.config.memory.nvme_path, self.machine.environ)
+        """The first of them: what is measured."""
+        return self.nvme_paths[0]
 
     def kv_bytes(self, device: Device) -> int:
         """What is left for KV on an otherwise empty device; may be negative."""

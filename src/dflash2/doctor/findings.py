@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -52,6 +53,15 @@ def error(found: str, advice: str) -> Finding:
 def skipped(reason: str) -> Finding:
     """Nothing to check."""
     return Finding(Status.SKIPPED, reason)
+
+
+def worst(findings: Sequence[Finding]) -> Finding:
+    """One finding for several things of a kind: how the worst of them stand."""
+    order = (Status.ERROR, Status.WARN, Status.OK, Status.SKIPPED)
+    status = min((finding.status for finding in findings), key=order.index)
+    alike = [finding for finding in findings if finding.status is status]
+    advice = dict.fromkeys(finding.advice for finding in alike if finding.advice)
+    return Finding(status, "; ".join(dict.fromkeys(finding.found for finding in alike)), "; ".join(advice))
 
 
 def gib(num_bytes: float) -> str:

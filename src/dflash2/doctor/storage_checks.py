@@ -1,11 +1,11 @@
-"""The NVMe tier: what its path is on, direct I/O, space (R-6.2), and that paths are absolute (R-7.7)."""
+"""The NVMe tier: what its paths are on, direct I/O, space (R-6.2), and that paths are absolute (R-7.7)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from dflash2.doctor.case import Case
-from dflash2.doctor.findings import Finding, error, gib, ok, skipped, warn
+from dflash2.doctor.findings import Finding, error, gib, ok, skipped, warn, worst
 from dflash2.doctor.machine import DirectIO
 from dflash2.doctor.mounts import LAYERED_FILE_SYSTEMS, MEMORY_FILE_SYSTEMS, Disk, Mount, find_disks, find_mount
 
@@ -16,19 +16,32 @@ _OTHER_PATH = "set memory.nvme_path to a folder on a local NVMe disk"
 def check_paths(case: Case) -> Finding:
     """The folder for NVMe files is absolute. A relative one in the file is already refused by ``check_config``."""
     cache = case.machine.environ.get("XDG_CACHE_HOME", "")
-    if case.config.memory.nvme_path is None and cache and not cache.startswith("/"):
+    written = case.config.memory.nvme_path or case.config.memory.nvme_paths
+    if written is None and cache and not cache.startswith("/"):
         return warn(
             f"XDG_CACHE_HOME={cache} is relative and therefore ignored; NVMe files go to {case.nvme_path}",
             "write an absolute path there, or set memory.nvme_path",
         )
-    return ok(f"NVMe files go to {case.nvme_path}")
+    return ok(f"NVMe files go to {', '.join(map(str, case.nvme_paths))}")
 
 
 def check_nvme_device(case: Case) -> Finding:
-    """The path is on a local NVMe disk."""
+    """The paths are on local NVMe disks, each on its own."""
     if not case.nvme_bytes:
         return skipped(NO_NVME)
-    path = case.nvme_path
+    return worst([*(_check_device(case, path) for path in case.nvme_paths), *_shared_disks(case)])
+
+
+def _shared_disks(case: Case) -> list[Finding]:
+    mounts = [find_mount(case.machine, case.machine.nearest_existing(path)) for path in case.nvme_paths]
+    sources = [mount.source for mount in mounts if mount is not None]
+    twice = sorted({source for source in sources if sources.count(source) > 1})
+    if not twice:
+        return []
+    return [warn(f"several of memory.nvme_paths are on {', '.join(twice)}", "name one folder on each disk")]
+
+
+def _check_device(case: Case, path: Path) -> Finding:
     mount = find_mount(case.machine, case.machine.nearest_existing(path))
     if mount is None:
         return warn(f"the kernel does not say what {path} is on", "make sure that it is a local NVMe disk")
@@ -68,7 +81,11 @@ def check_direct_io(case: Case) -> Finding:
     """Files there can be written, and with O_DIRECT."""
     if not case.nvme_bytes:
         return skipped(NO_NVME)
-    folder = case.machine.nearest_existing(case.nvme_path)
+    return worst([_try_direct_io(case, path) for path in case.nvme_paths])
+
+
+def _try_direct_io(case: Case, path: Path) -> Finding:
+    folder = case.machine.nearest_existing(path)
     trial = case.machine.try_direct_io(folder)
     if trial.outcome is DirectIO.NOT_WRITABLE:
         return error(f"{folder} cannot be written: {trial.reason}", "give this user the folder, or name another one")
@@ -82,15 +99,19 @@ def check_direct_io(case: Case) -> Finding:
 
 def check_nvme_space(case: Case) -> Finding:
     """Free space and our own files there are at least twice what is asked."""
-    asked = case.nvme_bytes
-    if not asked:
+    if not case.nvme_bytes:
         return skipped(NO_NVME)
-    folder = case.machine.nearest_existing(case.nvme_path)
+    return worst([_check_space(case, path) for path in case.nvme_paths])
+
+
+def _check_space(case: Case, path: Path) -> Finding:
+    asked = case.nvme_bytes // len(case.nvme_paths)
+    folder = case.machine.nearest_existing(path)
     try:
         free = case.machine.space(folder).free_bytes
     except OSError as failure:
         return error(f"the space at {folder} cannot be read: {failure.strerror}", _OTHER_PATH)
-    own = _own_bytes(case)
+    own = _own_bytes(case, path)
     found = f"{gib(asked)} asked at {folder}: {gib(free)} free" + (f" and {gib(own)} in our own files" if own else "")
     if free + own < asked:
         return error(found, "the start will fail: lower memory.nvme_capacity_mb, free space, or choose another path")
@@ -99,10 +120,10 @@ def check_nvme_space(case: Case) -> Finding:
     return ok(found)
 
 
-def _own_bytes(case: Case) -> int:
+def _own_bytes(case: Case, path: Path) -> int:
     """What the pools of earlier starts hold below the path; they are used again."""
     total = 0
-    folder = case.machine.at(case.nvme_path)
+    folder = case.machine.at(path)
     for name in ("data", "index"):
         for file in folder.glob(f"rank*/{name}"):
             total += file.stat().st_blocks * 512

@@ -87,6 +87,7 @@ class PoolFiles:
             self.index_fd = self._open(self.folders[0] / "index", 0)
             self.data_fds = [self._open(folder / "data", 0) for folder in self.folders]
             self.previous, self.reusable = self._read_superblocks(geometry)
+            self._remove_other_indexes()
             self.stale = StaleBlocks(0, 0)
             if self.previous is not None and not self.reusable:
                 self.stale = count_stale(self.index_fd, self.previous)
@@ -132,6 +133,13 @@ class PoolFiles:
             geometry.fingerprint,
         )
         return index, same_pool and same_layout and index.role == FileRole.INDEX
+
+    def _remove_other_indexes(self) -> None:
+        """A folder that was the first of other folders has an index that no data file belongs to any more."""
+        for path in (folder / "index" for folder in self.folders[1:]):
+            if path.is_file() and not path.is_symlink() and path.lstat().st_uid == os.geteuid():
+                path.unlink()
+                log.warning("%s is of an earlier run with other NVMe paths; its blocks are reclaimed", path)
 
     def _allocate(self, geometry: Geometry, floor_bytes: int) -> None:
         parts = len(self.folders)
@@ -215,7 +223,7 @@ def _own_folder(directory: Path, name: str) -> Path:
     if not directory.is_absolute():
         raise StorageError(f"NVMe path {directory} is relative; did you mean {Path.cwd() / directory}?")
     if not directory.is_dir():
-        raise StorageError(f"NVMe path {directory} is not a directory; create it or change memory.nvme_path")
+        raise StorageError(f"NVMe path {directory} is not a directory; create it or name another")
     folder = directory / name
     try:
         folder.mkdir(mode=_DIR_MODE, exist_ok=True)
