@@ -438,9 +438,8 @@ def main() -> None:
             print(f"checksums take {cost['store']:.1%} of a store and {cost['load']:.1%} of a load of 1 MiB blocks")
         beside = beside_python(directory, nbytes, args.repeats) if "dram>nvme" in routes else []
         for line in beside:
-            print(
-                f"beside a Python thread {line['route']} {line['block_bytes']} B: {line['gb_s']} GB/s, {line['ratio_to_alone']} of alone"
-            )
+            name = f"{line['route']:10} beside Python {line['block_bytes']} B"
+            print(f"{name}  {line['gb_s']} GB/s, {line['ratio_to_alone']} of alone")
         peers = lmcache(directory, args) if args.peers else []
         if slow is not None:
             print(f"slow device: load p99 {slow['idle_load_p99_ms']} ms idle, {slow['slow_load_p99_ms']} ms slow")

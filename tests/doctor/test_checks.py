@@ -278,7 +278,7 @@ def test_of_several_nvme_paths_the_worst_is_told(tmp_path: Path) -> None:
     several = reference(nvme_path=None, nvme_paths=["/nvme/a", "/home/x"])
     finding = CHECKS["nvme-device"](GOOD.case(tmp_path, several))
     assert finding.status is WARN and finding.found.startswith("/home/x is on")
-    assert CHECKS[""](GOOD.case(tmp_path / "again", several)).found == "NVMe files go to /home/x, /nvme/a"
+    assert CHECKS["paths-absolute"](GOOD.case(tmp_path / "again", several)).found == "NVMe files go to /home/x, /nvme/a"
 
 
 def test_several_nvme_paths_on_one_disk_gain_nothing(tmp_path: Path) -> None:
