@@ -400,6 +400,28 @@ def test_a_cached_block_whose_follower_is_held_gives_way_if_it_must() -> None:
     world.check_all_given_back()
 
 
+def test_a_copy_on_nvme_is_not_given_up_for_an_older_block_that_nobody_holds() -> None:
+    """It would have to be written again."""
+    world = CacheWorld((8, 6, 4), 2, "lru")
+    for prompt in ([1, 1, 1, 1], [2, 2, 2, 2]):
+        request = run(world, prompt, [7])
+        world.leave(request)
+        push_down(world, request, Tier.NVME)
+        world.close(request)
+        world.clock.advance(1.0)
+    newer = np.array(world.cache.peek(ROOTS[0], ints([2, 2, 2, 2, 0])), np.int32)
+    world.cache.mover.copy(newer, Tier.NVME, Tier.DRAM, Urgency.DEMAND)
+    world.transfer.end_all()
+    world.poll()
+    assert world.table.num_free(Tier.NVME) == 0
+    assert world.cache.room.make(Tier.NVME, 2, world.now)
+    assert world.table.has(newer, Tier.NVME).all() and world.table.has(newer, Tier.DRAM).all()
+    assert cached(world, [1, 1, 1, 1]) == 0
+    assert world.cache.room.make(Tier.NVME, 4, world.now)
+    assert cached(world, [2, 2, 2, 2]) == 4  # in DRAM
+    world.check()
+
+
 def test_a_lost_block_does_not_keep_new_ones_from_a_row() -> None:
     world = CacheWorld((4, 2, 0), 2, "lru")
     lost = run(world, [1, 1], [])

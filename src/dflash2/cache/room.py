@@ -9,7 +9,7 @@ from dflash2.monitoring.counters import CacheCounters
 from dflash2.policy.base import PlacementPolicy
 from dflash2.table.page_table import TIER_BIT, BlockState, PageTable
 from dflash2.table.prefix_index import PrefixIndex
-from dflash2.types import TIERS_BELOW_HBM, IntArray, Tier, Urgency
+from dflash2.types import TIERS_BELOW_HBM, BoolArray, IntArray, Tier, Urgency
 
 SURPLUS = 4
 """Candidates looked at per block to forget: some still have followers at first."""
@@ -158,13 +158,20 @@ class Room:
         return len(victims)
 
     def _free_duplicates(self, tier: Tier, count: int, now: float) -> None:
-        """Give up copies that are not the only one, the least valuable first."""
+        """Give up copies that are not the only one, the least valuable first.
+
+        One on NVMe has cost a write and would cost another: of blocks that nobody holds only those go that would go if
+        it were the only one.
+        """
         table = self._table
         if not any(table.num_used(other) for other in Tier if other is not tier):
             return
         if tier is not Tier.HBM:
             count -= self.free_copies_of_pinned(tier, count)
         idle = self.idle(tier)
+        if tier is Tier.NVME:
+            held = table.ref_count[idle] > 0
+            idle = np.concatenate([idle[held], self._policy.order(table, idle[~held], count, now)])
         elsewhere = idle[(table.present[idle] & table.lasting & ~TIER_BIT[tier]) != 0]
         victims = self._policy.order(table, elsewhere, count, now)
         if tier is Tier.HBM:
@@ -192,32 +199,34 @@ class Room:
 
     def _forget_ends(self, victims: IntArray, count: int, tier: Tier) -> None:
         """Give up the slots of the first ``count`` victims that have no followers but among those given up."""
-        table = self._table
-        on_device = (table.present[victims] & ~table.lasting) != 0  # an engine of its own has these: they stay known
-        alone = ~on_device
+        elsewhere = self._is_elsewhere(victims, tier)
+        alone = ~elsewhere
         alone[alone] = self._index.ends_among(victims[alone])
-        self._give_up(victims[alone | on_device][:count], tier)
+        self._give_up(victims[alone | elsewhere][:count], tier)
 
     def _give_up(self, ids: IntArray, tier: Tier) -> None:
         """Forget those of ``ids`` that have no followers but among them.
 
-        Of those that an engine of its own still has on the device only the slot on ``tier`` is given up.
+        Of those that are elsewhere as well, on an engine's own device perhaps, only the slot on ``tier`` is given up.
         """
-        table = self._table
-        on_device = (table.present[ids] & ~table.lasting) != 0
-        table.drop(ids[on_device], tier)
-        going = ids[~on_device]
+        elsewhere = self._is_elsewhere(ids, tier)
+        self._table.drop(ids[elsewhere], tier)
+        going = ids[~elsewhere]
         going = going[self._index.ends_among(going)]
         self._index.unpublish_ends(going)
         self.release(going)
         self._counters.dropped_blocks += len(going)
 
+    def _is_elsewhere(self, ids: IntArray, tier: Tier) -> BoolArray:
+        found: BoolArray = (self._table.present[ids] & ~TIER_BIT[tier]) != 0
+        return found
+
     def _drop_cached(self, block_id: int, tier: Tier) -> None:
         """Forget a block and whatever follows it, and free those of them that nobody holds.
 
-        Of a block that an engine of its own still has on the device only the slot on ``tier`` is given up.
+        Of a block that is elsewhere as well only the slot on ``tier`` is given up.
         """
-        if self._table.present[block_id] & ~self._table.lasting:
+        if self._table.present[block_id] & ~TIER_BIT[tier]:
             self._table.drop(np.array([block_id], np.int32), tier)
             return
         taken = np.array(self._index.unpublish(block_id), np.int32)
