@@ -179,6 +179,7 @@ def _of_setting(setting: str, sizes: Sizes, place: Path, one_token: int) -> tupl
     memory: dict[str, Any] = {f"{tier}_capacity_mb": tokens * one_token // MIB for tier, tokens in tiers.items()}
     memory |= {"staging_buffer_size_mb": 8}
     config = {"enable": True, "memory": {**memory, "nvme_path": str(place / "nvme")}}
-    config |= {"kv_block": {"block_size": sizes.page}, "policy": {"swap_batch_size": 8}}
+    batch = min(8, sizes.dram // sizes.page // 4)
+    config |= {"kv_block": {"block_size": sizes.page}, "policy": {"swap_batch_size": batch}}
     (place / "dflash2_config.json").write_text(json.dumps(config))
     return ["--dflash2-config", str(place / "dflash2_config.json")], {}
