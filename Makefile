@@ -83,7 +83,7 @@ $(VENV_DONE):
 	@touch $@
 
 # What an installation builds depends on these.
-PACKAGE := pyproject.toml hatch_build.py src/dflash2/pools/rows.c src/dflash2/pools/blocks.c
+PACKAGE := pyproject.toml hatch_build.py src/dflash2/pools/rows.c src/dflash2/pools/blocks.c src/dflash2/pools/threads.h
 
 # torch comes first and alone: the packages after it accept whatever build is there.
 $(TORCH_DONE): $(VENV_DONE)

@@ -78,6 +78,20 @@ def test_equals_numpy_for_any_rows_strides_and_alignments(
     assert all(np.array_equal(now, then) for (now, _), then in zip(pools, pools_before, strict=True))
 
 
+@pytest.mark.parametrize("num_threads", [0, 1, 2, 3, 100])
+@pytest.mark.parametrize("width", [999, 70_000, 700_000])
+def test_several_threads_copy_each_row_once(library: NativeRows, num_threads: int, width: int) -> None:
+    num_rows, num_pieces = 8_400_000 // width // 3, 3
+    _, host = matrix(num_rows, num_pieces * width, 0, 1)
+    pools = [np.zeros((num_rows, width), dtype=np.uint8) for _ in range(num_pieces)]
+    pool = Rows(np.array([rows.ctypes.data for rows in pools], dtype=np.uintp), width, num_rows)
+    to = np.random.default_rng(2).permutation(num_rows).astype(np.int32)
+    each = np.arange(num_rows, dtype=np.int32)
+    library.copy(pool, to, rows_of(host, num_pieces, width), each, width, num_threads)
+    for piece, rows in enumerate(pools):
+        assert np.array_equal(rows[to], host[:, piece * width : (piece + 1) * width])
+
+
 def before_of(view: ByteArray, memory: ByteArray, before: ByteArray) -> ByteArray:
     """The same view over the copy that was made of ``memory``."""
     start = view.ctypes.data - memory.ctypes.data

@@ -74,7 +74,7 @@ class LayerWise(Protocol):
 
 @runtime_checkable
 class SpreadsItself(Protocol):
-    """A pool that may have threads of its own for one ``gather`` or ``scatter``, so that nobody needs to cut it."""
+    """A pool or copier that may have threads of its own for one ``gather`` or ``scatter``: nobody needs to cut it."""
 
     @property
     def spreads_itself(self) -> bool:
@@ -82,9 +82,9 @@ class SpreadsItself(Protocol):
         ...
 
 
-def spreads_itself(pool: object) -> bool:
-    """Whether it is such a pool, and does."""
-    return isinstance(pool, SpreadsItself) and pool.spreads_itself
+def spreads_itself(mover: object) -> bool:
+    """Whether it is such a pool or copier, and does."""
+    return isinstance(mover, SpreadsItself) and mover.spreads_itself
 
 
 class PieceCopier(Protocol):

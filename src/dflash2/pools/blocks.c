@@ -6,13 +6,14 @@
  */
 #define _DEFAULT_SOURCE
 #include <errno.h>
-#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/uio.h>
 
-enum { HEADER_BYTES = 64, MAX_PIECES = 256, MAX_THREADS = 64, STACK_BYTES = 256 * 1024 };
+#include "threads.h"
+
+enum { HEADER_BYTES = 64, MAX_PIECES = 256 };
 enum { NOTHING = 0, MOVED = 1, DONE = 2 };
 
 typedef uint64_t (*hash_function)(const void *data, size_t size);
@@ -131,20 +132,11 @@ static void *move_runs(void *shared) {
     return NULL;
 }
 
-/* Moves all blocks; the caller takes part. A thread that cannot be had is done without. */
 static void move_blocks(const struct blocks *blocks, int stores) {
     struct work work = {.blocks = blocks, .stores = stores, .lock = PTHREAD_MUTEX_INITIALIZER};
-    pthread_t helpers[MAX_THREADS];
-    pthread_attr_t attributes;
-    int64_t num_runs = 0, most = blocks->num_threads < MAX_THREADS ? blocks->num_threads : MAX_THREADS, n = 0;
-    for (int64_t first = 0; first < blocks->count && num_runs < most; first += run_from(blocks, first)) num_runs++;
-    if (pthread_attr_init(&attributes) == 0) {
-        pthread_attr_setstacksize(&attributes, STACK_BYTES);
-        while (n + 1 < num_runs && pthread_create(&helpers[n], &attributes, move_runs, &work) == 0) n++;
-        pthread_attr_destroy(&attributes);
-    }
-    move_runs(&work);
-    while (n > 0) pthread_join(helpers[--n], NULL);
+    int64_t num_runs = 0;
+    for (int64_t first = 0; first < blocks->count; first += run_from(blocks, first)) num_runs++;
+    run_threads(move_runs, &work, blocks->num_threads < num_runs ? blocks->num_threads : num_runs);
     pthread_mutex_destroy(&work.lock);
 }
 

@@ -56,14 +56,25 @@ class NativeRows:
         if not library.exists():
             raise OSError("it was not built when the package was installed; that takes a C compiler")
         try:
-            self._copy = ctypes.CDLL(str(library)).dflash2_copy_rows_1
+            self._copy = ctypes.CDLL(str(library)).dflash2_copy_rows_2
         except AttributeError:
             raise OSError(f"{library} is of another version; install the package again") from None
         pointer, rows = ctypes.c_void_p, ctypes.POINTER(_Rows)
-        self._copy.argtypes = (rows, pointer, rows, pointer, ctypes.c_int64, ctypes.c_int64, ctypes.c_size_t)
+        self._copy.argtypes = (
+            rows,
+            pointer,
+            rows,
+            pointer,
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_size_t,
+            ctypes.c_int64,
+        )
         self._copy.restype = ctypes.c_int
 
-    def copy(self, dst: Rows, dst_rows: IntArray, src: Rows, src_rows: IntArray, piece_bytes: int) -> None:
+    def copy(
+        self, dst: Rows, dst_rows: IntArray, src: Rows, src_rows: IntArray, piece_bytes: int, num_threads: int = 1
+    ) -> None:
         """For each i and each piece: row ``dst_rows[i]`` of ``dst`` = row ``src_rows[i]`` of ``src``.
 
         Args:
@@ -72,6 +83,7 @@ class NativeRows:
             src: read from; as many pieces as ``dst``.
             src_rows: int32 ``[n]``, contiguous.
             piece_bytes: copied of each piece, from its start.
+            num_threads: most threads that copy, the caller among them; fewer where there is little to copy.
 
         Raises:
             ValueError: the arguments do not fit together.
@@ -94,6 +106,7 @@ class NativeRows:
             len(dst_rows),
             len(dst.pieces),
             piece_bytes,
+            num_threads,
         )
         if status != 0:
             raise IndexError(f"a row is outside the {dst.num_rows} to write to or the {src.num_rows} to read from")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dflash2.errors import CapacityError
-from dflash2.pools.base import PieceCopier
+from dflash2.pools.base import PieceCopier, spreads_itself
 from dflash2.pools.page_memory import PageMemory
 from dflash2.types import BoolArray, ByteArray, IntArray, KVLayout, Tier
 
@@ -33,6 +33,11 @@ class _PiecesPool:
     def device(self) -> str:
         """Torch device of the pieces."""
         return str(self.pieces[0].device)
+
+    @property
+    def spreads_itself(self) -> bool:
+        """See ``pools.base.SpreadsItself``."""
+        return spreads_itself(self._copier)
 
     def gather(self, slots: IntArray, buffer: ByteArray, rows: IntArray, keys: ByteArray | None = None) -> BoolArray:
         """See ``BlockPool.gather``. Raises RuntimeError if the device fails."""

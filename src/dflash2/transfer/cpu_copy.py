@@ -1,7 +1,6 @@
 """Copies between an "HBM" pool in host memory and host rows, by the native copier or by NumPy where it was not built.
 
-The native copier takes a batch with all its pieces in one call, without the GIL. One thread does not always move what
-the memory can: the engine gives each direction two.
+The native copier takes a batch with all its pieces in one call, without the GIL and with threads of its own.
 
 No torch operator copies here, though ``index_select`` alone is as fast: it opens a parallel region, and once threads
 besides the model's have done that, libgomp counts more threads than cores and puts the model's workers to sleep at each
@@ -20,23 +19,33 @@ from dflash2.pools.native_rows import Rows, native_rows, rows_of
 from dflash2.transfer.plan import merge_runs
 from dflash2.types import ByteArray, IntArray
 
+COPY_THREADS = 2
+"""One core does not copy what the memory can, two do."""
+
 
 class CpuCopier:
     """See ``pools.base.PieceCopier``. Has no state and may be shared.
 
     Args:
         native: use the native copier if there is one; otherwise, and without it, NumPy copies.
+        num_threads: of the native copier, for one call.
     """
 
-    def __init__(self, native: bool = True) -> None:
+    def __init__(self, native: bool = True, num_threads: int = COPY_THREADS) -> None:
         self._native = native_rows() if native else None
+        self._num_threads = num_threads
+
+    @property
+    def spreads_itself(self) -> bool:
+        """See ``pools.base.SpreadsItself``."""
+        return self._native is not None
 
     def gather(self, pieces: Sequence[torch.Tensor], slots: IntArray, buffer: ByteArray, rows: IntArray) -> None:
         """Pool to host rows."""
         if self._native is not None:
             width = pieces[0].shape[1]
             host = rows_of(buffer, len(pieces), width, written=True)
-            self._native.copy(host, rows, _pool_rows(pieces), slots, width)
+            self._native.copy(host, rows, _pool_rows(pieces), slots, width, self._num_threads)
             return
         plan = _Plan(slots, rows)
         for piece, columns in zip(pieces, _columns(pieces, buffer), strict=True):
@@ -46,7 +55,9 @@ class CpuCopier:
         """Host rows to pool."""
         if self._native is not None:
             width = pieces[0].shape[1]
-            self._native.copy(_pool_rows(pieces), slots, rows_of(buffer, len(pieces), width), rows, width)
+            self._native.copy(
+                _pool_rows(pieces), slots, rows_of(buffer, len(pieces), width), rows, width, self._num_threads
+            )
             return
         plan = _Plan(rows, slots)
         for piece, columns in zip(pieces, _columns(pieces, buffer), strict=True):

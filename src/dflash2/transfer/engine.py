@@ -51,7 +51,8 @@ class ThreadedTransferEngine:
         staging_bytes: budget of the staging buffer; only what can be used of it is allocated.
         swap_batch_size: most blocks moved as one burst (see ``base.burst_blocks``).
         io_threads: file threads in each direction, where the NVMe pool has none of its own.
-        copy_threads: threads that copy between HBM and DRAM in each direction; 1 where the device copies by itself.
+        copy_threads: threads that copy between HBM and DRAM in each direction, where the pool has none of its own; 1
+            where the device copies by itself.
         pacing: how stores to NVMe are paced; None for the defaults.
         page_lock: page-locks staging memory for the device; None without one.
         clock: monotonic seconds, for statistics; waits use real time.
@@ -88,7 +89,7 @@ class ThreadedTransferEngine:
         self._faults = FaultLog(log)
         context = LaneContext(self._routes, self._staging, self._stats, self._on_error, clock, self._job_ended)
 
-        self._nvme_spreads_itself = spreads_itself(pools.get(Tier.NVME))
+        self._pools = pools
 
         def lane(name: str, pacer: WritePacer | None = None) -> Lane:
             workers = self._workers(name, copy_threads, io_threads)
@@ -207,7 +208,7 @@ class ThreadedTransferEngine:
     def _workers(self, lane: str, copy_threads: int, io_threads: int) -> ThreadWorkers | InlineWorkers:
         name = f"dflash2-{lane}"
         block_bytes = next(iter(self._routes.values())).src.layout.block_bytes
-        if lane in _FILE_LANES and self._nvme_spreads_itself:
+        if spreads_itself(self._pools.get(Tier.NVME if lane in _FILE_LANES else Tier.HBM)):
             return InlineWorkers(self._on_error)
         if lane == "load":
             return ThreadWorkers(io_threads, name, self._on_error)
