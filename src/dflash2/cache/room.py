@@ -75,8 +75,23 @@ class Room:
         idle: IntArray = ids[free]
         return idle
 
-    def demote(self, ids: IntArray, src: Tier, now: float, urgency: Urgency = Urgency.DEMOTION) -> IntArray:
+    def demote(
+        self,
+        ids: IntArray,
+        src: Tier,
+        now: float,
+        urgency: Urgency = Urgency.DEMOTION,
+        *,
+        keep_source: bool = False,
+    ) -> IntArray:
         """Begin to push ``ids`` down from ``src``, as far as the tiers below have or can make room at once.
+
+        Args:
+            ids: blocks.
+            src: the tier they are on.
+            now: seconds.
+            urgency: of the copies.
+            keep_source: the copy on ``src`` stays, and can be given up at once when room is needed.
 
         Returns:
             The ids begun.
@@ -90,7 +105,7 @@ class Room:
             ids = self._without_worthless(ids, src, dst, now)
             self.make(dst, len(ids), now)
             ids = ids[self._table.has(ids, src)]  # making room may have forgotten some of them
-            moved = self._mover.copy(ids, src, dst, urgency, evict_source=True)
+            moved = self._mover.copy(ids, src, dst, urgency, evict_source=not keep_source)
             begun.append(moved)
             ids = ids[len(moved) :]
             if self._mover.leaving(dst):

@@ -14,6 +14,7 @@ from dflash2.build import create_runtime
 from dflash2.cache.mover import Mover
 from dflash2.config import parse_config
 from dflash2.integrations.sglang.clock import TurnoverClock
+from dflash2.integrations.sglang.copy_down import CLEAN_SHARE
 from dflash2.integrations.sglang.keeper import Keeper
 from dflash2.pools.tensor import LayerFirstPool
 from dflash2.table.keys import KeyNamespace
@@ -199,6 +200,17 @@ def test_nothing_goes_to_nvme_while_dram_has_room(engine: Engine) -> None:
     engine.compute(list(range(8)), list(range(1, 9)))
     engine.settle()
     assert (engine.cache.counters.swap_out_blocks, engine.cache.counters.demoted_to_nvme_blocks) == (8, 0)
+
+
+def test_a_part_of_a_full_dram_can_be_given_up_at_once(engine: Engine) -> None:
+    engine.compute(list(range(11)), list(range(1, 12)))
+    for _ in range(20):
+        engine.settle()
+    table = engine.cache.table
+    there = table.on_tier(Tier.DRAM)
+    num_clean = table.num_free(Tier.DRAM) + int(np.count_nonzero(table.has(there, Tier.NVME)))
+    assert num_clean == int(CLEAN_SHARE * table.capacity(Tier.DRAM)) == 3
+    assert engine.cache.counters.demoted_to_nvme_blocks == 2
 
 
 def test_new_blocks_wait_for_room_in_dram_instead_of_passing_older_ones(

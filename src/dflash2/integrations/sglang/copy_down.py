@@ -14,8 +14,12 @@ Ready = Callable[[], None]
 """See ``transfer.base.CopyJob.ready``."""
 
 
+CLEAN_SHARE = 0.25
+"""Share of DRAM that can be given up at once: what a request wants from NVMe must not wait a step for writes."""
+
+
 class CopyDown:
-    """Begins copies from HBM to DRAM. Nothing here waits.
+    """Begins copies from HBM to DRAM, and from DRAM to NVMe. Nothing here waits.
 
     What goes on to NVMe is decided where DRAM makes room (``cache.room``), as for any engine: late, and not everything.
 
@@ -32,7 +36,7 @@ class CopyDown:
         self._margin = margin_blocks
         self._may_be_alone = True
         """Some blocks may be in HBM only; cleared when a search finds none."""
-        self._seen_above = (-1.0, 0, 0)
+        self._seen_above = self._seen_clean = (-1.0, 0, 0)
         self._copied_at = np.full(len(self._table.last_use), -1.0)
         """Last use of each block when it was copied: one that lost that copy and was not used since gets no other."""
 
@@ -58,6 +62,19 @@ class CopyDown:
         """Begin to copy blocks that are in HBM only, all of them: to DRAM, or to NVMe where DRAM has no room."""
         for tier in TIERS_BELOW_HBM:
             ids = self._copy(ids, tier, ready)
+
+    def clean_dram(self) -> None:
+        """Once a step, while nothing else moves: a part of DRAM is free, or on NVMe as well, before it is needed."""
+        table, mover, now = self._table, self._cache.mover, self._clock()
+        if not self._takes(Tier.NVME) or mover.num_in_flight or self._seen_clean == self._marks():
+            return
+        self._seen_clean = self._marks()
+        idle = self._cache.room.idle(Tier.DRAM)
+        alone = idle[~table.has(idle, Tier.NVME)]
+        num_clean = table.num_free(Tier.DRAM) + len(idle) - len(alone)
+        short = int(CLEAN_SHARE * table.capacity(Tier.DRAM)) - num_clean
+        next_to_go = self._cache.policy.order(table, alone, min(short, mover.batch_blocks), now)
+        self._cache.room.demote(next_to_go, Tier.DRAM, now, Urgency.SPECULATIVE, keep_source=True)
 
     def _takes(self, tier: Tier) -> bool:
         """What nobody is waiting for may be stored on this tier now. Room that may not be used is no room."""

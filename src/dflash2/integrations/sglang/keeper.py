@@ -166,6 +166,7 @@ class Keeper:
         self._poll()
         self._copy_down.ahead(num_free_pages, ready)
         self.runtime.rebalance([], [])
+        self._copy_down.clean_dram()
 
     def copy_down_now(self, ids: IntArray, ready: Ready | None, timeout_s: float) -> None:
         """Blocks whose pages are about to be given up: copy them down and wait, within the deadline."""
