@@ -21,7 +21,8 @@ from typing import Any
 
 import httpx
 import psutil
-from serving_load import WORDS, Planned, configuration, served
+from serving_client import WORDS, Planned, served
+from serving_load import configuration
 
 from dflash2.bench.client import ChatClient, Sample, first_model
 
@@ -118,7 +119,7 @@ def main() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     patient = {"scheduling": {"admission_timeout_s": 3600.0}}
-    config = configuration([Planned(0.0, 120, 20)] * 60, 4.0, 8, patient)
+    config = configuration([Planned(0.0, 160, 20)] * 60, 4.0, 8, patient)
     with served(args.model, config, 1024) as url:
         (server,) = psutil.Process().children()
         result = asyncio.run(run(url, server, args.minutes, args.load))
