@@ -251,7 +251,7 @@ class LoraWorld(EngineWorld):
         self.loader = loader
         registry = AdapterRegistry({}, 4)
         for name in names:
-            registry._specs[name] = AdapterSpec(name, Path("/none"), name * 8, {}, 100)
+            registry._specs[name] = AdapterSpec(name, Path("/none"), name * 8, {}, 100, 100)
         self.adapters = Adapters(registry, AdapterCache(num_slots, 10_000, loader))
         self.engine.adapters = self.adapters
 

@@ -14,7 +14,7 @@ from dflash2.pipeline.adapter_cache import AdapterCache, Loaded, Work
 from dflash2.pipeline.adapter_file import AdapterSpec, AdapterWeights
 from dflash2.pipeline.adapter_loader import ThreadLoader
 
-SPEC = AdapterSpec("a", Path("/none"), "digest", {}, 100)
+SPEC = AdapterSpec("a", Path("/none"), "digest", {}, 100, 100)
 
 
 class ScriptedLoader:

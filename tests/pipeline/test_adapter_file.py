@@ -46,6 +46,19 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
         assert spec.rank == 2 and spec.num_bytes == weights.a.nbytes + weights.b.nbytes
 
 
+def test_a_file_that_changed_since_it_was_checked_is_not_used(tmp_path: Path) -> None:
+    spec = read_spec("a", write(tmp_path / "a"), TARGETS, 4)
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    whole = file.read_bytes()
+    assert spec.file_bytes == len(whole)
+    for other in (whole[:-1], whole + b"x", whole[:-1] + bytes([whole[-1] ^ 1]), b""):
+        file.write_bytes(other)
+        with pytest.raises(ModelError, match="changed since it was loaded"):
+            read_weights(spec)
+    file.write_bytes(whole)
+    assert np.all(read_weights(spec)[MODULE].b == 2)
+
+
 def test_the_digest_is_of_weights_and_of_what_scales_them(tmp_path: Path) -> None:
     def digest(name: str, **options: Any) -> str:
         return read_spec(name, write(tmp_path / name, **options), TARGETS, 4).digest

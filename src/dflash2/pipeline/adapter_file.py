@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -83,6 +83,7 @@ class AdapterSpec:
         digest: identity of weights and settings, 64 hexadecimal digits; part of every block key.
         layers: by the name of the linear layer.
         num_bytes: of all weights.
+        file_bytes: of the file that has them.
     """
 
     name: str
@@ -90,6 +91,7 @@ class AdapterSpec:
     digest: str
     layers: Mapping[str, LayerSpec]
     num_bytes: int
+    file_bytes: int
 
     @property
     def rank(self) -> int:
@@ -126,33 +128,36 @@ def read_spec(name: str, path: Path, targets: Targets, max_rank: int) -> Adapter
             raise ModelError(f"{weights} has {size} bytes; an adapter of rank {max_rank} has at most {most} here")
         with weights.open("rb") as file:
             header, data_start = _read_header(file, weights, size)
-            digest = _digest(file, settings)
+            file.seek(0)
+            digest = _digest(iter(lambda: file.read(4 * MIB), b""), settings)
     except OSError as error:
         raise ModelError(f"cannot read {weights}: {error.strerror or error}; peft writes it") from error
     layers = _layers(header, data_start, size, settings, targets, max_rank)
     num_bytes = sum(_num_bytes(t) for layer in layers.values() for t in (layer.a, layer.b))
-    return AdapterSpec(name, folder, digest, layers, num_bytes)
+    return AdapterSpec(name, folder, digest, layers, num_bytes, size)
 
 
 def read_weights(spec: AdapterSpec) -> AdapterWeights:
     """The weights, from disk, if they are still the ones that were checked.
+
+    In one piece, so that what is used is what was checked, and the model's thread gets the interpreter meanwhile.
 
     Raises:
         ModelError: the files changed since, or cannot be read.
     """
     path = spec.path / WEIGHTS_NAME
     try:
+        data = np.empty(spec.file_bytes + 1, np.uint8)  # one more, to see that it has not grown
         with path.open("rb") as file:
-            if _digest(file, _read_settings(spec.path)) != spec.digest:
-                raise ModelError(
-                    f"adapter {spec.name}: the files in {spec.path} changed since it was loaded; load it anew"
-                )
-            return {
-                name: LayerWeights(_read_tensor(file, layer.a), _read_tensor(file, layer.b), layer.scale)
-                for name, layer in spec.layers.items()
-            }
+            data = data[: file.readinto(data.data)]
+        if len(data) != spec.file_bytes or _digest([data.data], _read_settings(spec.path)) != spec.digest:
+            raise ModelError(f"adapter {spec.name}: the files in {spec.path} changed since it was loaded; load it anew")
     except OSError as error:
         raise ModelError(f"adapter {spec.name}: cannot read {path}: {error.strerror or error}") from error
+    return {
+        name: LayerWeights(_matrix(data, layer.a), _matrix(data, layer.b), layer.scale)
+        for name, layer in spec.layers.items()
+    }
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
@@ -202,14 +207,13 @@ def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any],
     return header, 8 + length
 
 
-def _digest(file: BinaryIO, settings: dict[str, Any]) -> str:
+def _digest(pieces: Iterable[bytes | memoryview], settings: dict[str, Any]) -> str:
     """Over the whole file and every setting that takes part in the product."""
     state = hashlib.blake2b(digest_size=32, person=b"dflash2-adapter")
     used = {key: settings.get(key) for key in ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")}
     text = json.dumps(used, sort_keys=True).encode()
     state.update(len(text).to_bytes(8, "little") + text)
-    file.seek(0)
-    while piece := file.read(4 * MIB):
+    for piece in pieces:
         state.update(piece)
     return state.hexdigest()
 
@@ -278,11 +282,10 @@ def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -
     return default
 
 
-def _read_tensor(file: BinaryIO, tensor: TensorSpec) -> Array:
+def _matrix(data: Array, tensor: TensorSpec) -> Array:
+    """A view of it."""
     dtype = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[tensor.dtype]
-    count = tensor.shape[0] * tensor.shape[1]
-    file.seek(tensor.start)
-    return np.fromfile(file, dtype, count).reshape(tensor.shape)
+    return data[tensor.start : tensor.start + _num_bytes(tensor)].view(dtype).reshape(tensor.shape)
 
 
 def _num_bytes(tensor: TensorSpec) -> int:
