@@ -18,6 +18,7 @@ from dflash2.policy.adaptive import AdaptiveThreshold
 from dflash2.policy.base import PlacementPolicy
 from dflash2.policy.heat import HeatPolicy
 from dflash2.policy.lru import LRUPolicy
+from dflash2.policy.rebuild import RebuildCost
 from dflash2.policy.saved import load_policy
 from dflash2.pools.base import BlockPool
 from dflash2.pools.dram import DramPool
@@ -235,10 +236,11 @@ def _transfer_engine(
     )
 
 
-def make_policy(config: Config, num_hbm_slots: int) -> PlacementPolicy:
+def make_policy(config: Config, num_hbm_slots: int, rebuild: RebuildCost | None = None) -> PlacementPolicy:
+    """See ``HeatPolicy``; without ``enable`` it is LRU."""
     if config.policy.eviction == "lru" or not config.enable:
         return LRUPolicy(num_hbm_slots)
-    return HeatPolicy(num_hbm_slots, config.policy.cold_threshold)
+    return HeatPolicy(num_hbm_slots, config.policy.cold_threshold, rebuild)
 
 
 def _policy_file(pools: dict[Tier, BlockPool], resolved: EffectiveConfig, world_size: int) -> Path | None:

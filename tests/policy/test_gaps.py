@@ -69,7 +69,7 @@ def test_a_gap_that_follows_from_a_feature_is_predicted() -> None:
         model.end(wait, 100.0 * number + gap, came_back=True)
     model.refit(1e6)
     for feature, gap in ((0.0, 2.0), (1.0, 200.0)):
-        *_, log_scale = model.place([1.0, feature, *[0.0] * (NUM_FEATURES - 2)], classes)
+        *_, log_scale = model.place(np.array([1.0, feature, *[0.0] * (NUM_FEATURES - 2)]), classes)
         assert math.exp(log_scale) == pytest.approx(gap, rel=0.1)
     assert model.trust.holds
 
@@ -90,7 +90,8 @@ def test_predictions_that_mislead_are_set_aside_and_tried_again(caplog: pytest.L
         serve(400, 200, 200.0, 2.0)  # the other way round
     assert not model.trust.holds and len(caplog.messages) == 1
     model.refit(6e5)
-    assert model.place([1.0, 0.0, *[0.0] * 14], classes) == model.place([1.0, 1.0, *[0.0] * 14], classes)
+    one, other = (np.array([1.0, feature, *[0.0] * (NUM_FEATURES - 2)]) for feature in (0.0, 1.0))
+    assert model.place(one, classes) == model.place(other, classes)
     serve(600, 4000, 200.0, 2.0)
     model.refit(5e6)
     assert model.trust.holds

@@ -23,7 +23,7 @@ def test_a_policy_that_learns_nothing_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"policy": "heat", "version": 1, "shares": 3}', "\x00"])
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"policy": "heat", "version": 2, "shares": 3}', "\x00"])
 def test_a_file_that_makes_no_sense_is_named_and_does_no_harm(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:

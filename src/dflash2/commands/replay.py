@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from dflash2.config import Config
     from dflash2.replay.device import DeviceModel
 
-DEFAULT_BYTES_PER_TOKEN = 163_840
-"""A model of 72B parameters: 80 layers, K and V, 8 heads of 128 values of one byte."""
+DEFAULT_BYTES_PER_TOKEN = 20_480
+"""A model of 72B parameters on eight devices, as in ``DeviceModel``: 80 layers, K and V, one of 8 heads, 128 values of
+one byte."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--bytes-per-token",
         type=positive_int,
         metavar="N",
-        help=f"KV of one token on one rank, to count bytes (default {DEFAULT_BYTES_PER_TOKEN}: 72B in FP8)",
+        help=f"KV of one token on one rank, to count bytes (default {DEFAULT_BYTES_PER_TOKEN}: 72B in FP8 on 8 GPUs)",
     )
     parser.add_argument(
         "--ranks", type=positive_int, default=1, metavar="N", help="that share the DRAM and NVMe of --config (1)"

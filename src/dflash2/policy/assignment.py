@@ -38,23 +38,35 @@ class Assignment:
 
     def take_over_new(self, ids: IntArray, now: float) -> None:
         """New blocks of nobody known."""
+        segment = self._segments.new(0, SegmentClass.UNKNOWN, 0, 1.0, now)
         self._segments.note_new(ids, None)
-        self.take_over(ids, now)
+        self._segments.put(ids, segment)
+        self._changed.add(segment)
 
-    def settle(self, table: PageTable, request: Request, used: IntArray) -> None:
-        """Which blocks of the session's last request are used again; the others were left."""
+    def are_its_own(self, request: Request, of_used: IntArray) -> bool:
+        """All blocks that a request uses, given their segments, are one segment of its session: the rule."""
+        if not len(of_used):
+            return True
+        first = of_used.item(0)
+        segments = self._segments
+        mine = segments.belongs(first, request.session.row) and segments.kind.item(first) < SHARED
+        return mine and bool((of_used == first).all())
+
+    def settle(self, table: PageTable, request: Request, of_used: IntArray) -> None:
+        """Which blocks of the session's last request are used again, given their segments; the others were left."""
         if request.previous is None:
             return
         segments, row = self._segments, request.session.row
-        of_used = segments.of_block[used]
         for segment in request.previous:
             if not segments.belongs(segment, row):
                 continue
             kind, level = SegmentClass(segments.kind.item(segment)), segments.level.item(segment)
-            num_blocks = 0 if kind is SegmentClass.SHARED else segments.count(table, segment)
-            if not num_blocks:
+            if kind is SegmentClass.SHARED:
                 continue
             num_used = int(np.count_nonzero(of_used == segment))
+            num_blocks = num_used if num_used == segments.num_blocks.item(segment) else segments.count(table, segment)
+            if not num_blocks:
+                continue
             self.shares.note(kind, level, num_used / num_blocks)
             if num_used < num_blocks:
                 level = self.shares.level_left(kind, level)
@@ -62,10 +74,13 @@ class Assignment:
                 request.session.segments.append(segment)
         request.previous = None
 
+    def assign_own(self, request: Request, ids: IntArray, now: float) -> None:
+        """Put the request's next blocks, which nobody but its session has used since it did, into its segments."""
+        request.num_seen += len(ids)
+        self._move_own(request, ids, now, new=False)
+
     def assign(self, request: Request, ids: IntArray, now: float) -> None:
-        """Put blocks that exist, the request's next ones, into its segments."""
-        if not len(ids):
-            return
+        """The same for blocks that others may have used."""
         segments = self._segments
         segments.count_session(ids, request.session.row)
         sharers = segments.num_sessions_of[ids]
@@ -74,35 +89,34 @@ class Assignment:
             shared = sharers >= WIDELY_SHARED
             levels = LEVEL_OF_SHARERS[sharers[shared]]
             for level in set(levels.tolist()):
-                self._move(request, ids[shared][levels == level], SegmentClass.SHARED, level, now)
+                self._move(request, ids[shared][levels == level], SegmentClass.SHARED, level, now, new=False)
             rest = ids[~shared]
         request.num_seen += len(ids)
-        self._move_own(request, rest, now)
+        self._move_own(request, rest, now, new=False)
 
     def assign_new(self, request: Request, ids: IntArray, now: float) -> None:
         """The same for blocks that nobody has used before."""
         self._segments.note_new(ids, request.session.row)
         request.num_seen += len(ids)
-        self._move_own(request, ids, now)
+        self._move_own(request, ids, now, new=True)
 
-    def _move_own(self, request: Request, ids: IntArray, now: float) -> None:
+    def _move_own(self, request: Request, ids: IntArray, now: float, *, new: bool) -> None:
         """Blocks that the session does not share with many."""
         if request.partial_tail and request.num_seen == request.num_keys and len(ids):
-            self._move(request, ids[-1:], SegmentClass.TAIL, 0, now)
+            self._move(request, ids[-1:], SegmentClass.TAIL, 0, now, new=new)
             ids = ids[:-1]
         if len(ids):
-            self._move(request, ids, SegmentClass.MAIN, 0, now)
+            self._move(request, ids, SegmentClass.MAIN, 0, now, new=new)
 
-    def note_shared_use(self, forecast: Forecaster, ids: IntArray, now: float) -> None:
+    def note_shared_use(self, forecast: Forecaster, of_used: IntArray, now: float) -> None:
         """Blocks of several sessions, or of nobody known, are used: how long that took is learned from."""
         segments = self._segments
-        of_used = segments.of_block[ids]
         undecided = of_used[segments.kind[of_used] >= SHARED]
         for segment, count in Counter(undecided.tolist()).items():
             age = now - segments.touched_s.item(segment)
             forecast.touches.note_use(segments.touch_class_of(segment), age, count)
 
-    def _move(self, request: Request, ids: IntArray, kind: SegmentClass, level: int, now: float) -> None:
+    def _move(self, request: Request, ids: IntArray, kind: SegmentClass, level: int, now: float, *, new: bool) -> None:
         segments, row = self._segments, request.session.row
         segment = request.segments.get((kind, level))
         if segment is None or not segments.belongs(segment, row):
@@ -110,5 +124,8 @@ class Assignment:
             request.segments[kind, level] = segment
             request.session.segments.append(segment)
         segments.touched_s[segment] = now
-        segments.move(ids, segment)
+        if new:
+            segments.put(ids, segment)
+        else:
+            segments.move(ids, segment)
         self._changed.add(segment)

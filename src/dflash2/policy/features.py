@@ -1,4 +1,4 @@
-"""What a request looks like to the models: 16 figures near 1, and a path of classes."""
+"""What a request looks like to the models: 17 figures near 1, and a path of classes."""
 
 from __future__ import annotations
 
@@ -47,12 +47,14 @@ class RequestFigures:
     Args:
         kind: see ``kind_of``.
         num_prompt_tokens, num_new_tokens: all of the prompt, and what the session's last request did not have.
+        beam_width: sequences decoded side by side.
     """
 
-    __slots__ = ("classes", "kind", "new", "size")
+    __slots__ = ("beams", "classes", "kind", "new", "size")
 
-    def __init__(self, kind: int, num_prompt_tokens: int, num_new_tokens: int) -> None:
+    def __init__(self, kind: int, num_prompt_tokens: int, num_new_tokens: int, beam_width: int) -> None:
         self.kind = kind
+        self.beams = math.log(max(1, beam_width))
         self.size = math.log(num_prompt_tokens + 1.0) / 10.0 - 1.0
         self.new = math.log(num_new_tokens + 1.0) / 7.0 - 1.0
         self.classes = (size_class(num_new_tokens, 3.0), size_class(num_prompt_tokens, 2.0))
@@ -73,7 +75,7 @@ def at_arrival(figures: RequestFigures, session: Session, usual: float, after_to
         *(1.0, figures.new, figures.size, fast, slow, last),
         *(float(kind == TOOL_KIND), float(kind == TEXT_KIND), math.log(session.turns) - 0.7, known),
         *(float(kind == MIXED_KIND), float(after_tool), 4.0 * figures.size * figures.size),
-        *(float(session.turns == 2), figures.new * figures.new, 0.0),
+        *(float(session.turns == 2), figures.new * figures.new, 0.0, figures.beams),
     ]
 
 
@@ -98,7 +100,7 @@ def at_end(
         *(1.0, out, figures.size, figures.new, fast, slow, last),
         *(float(kind == TOOL_KIND), float(kind == TEXT_KIND), math.log(session.turns) - 0.7, known),
         *(float(kind == MIXED_KIND), out * out, 4.0 * figures.size * figures.size),
-        *(special, out if session.turns == 1 else 0.0),
+        *(special, out if session.turns == 1 else 0.0, figures.beams),
     ]
 
 

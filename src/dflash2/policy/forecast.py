@@ -105,6 +105,8 @@ class Forecaster:
         self._learned_at = [0] * len(self.models)
         """Waits begun when each model learned last."""
         self._to_learn: list[int] = []
+        self._num_begun = 0
+        """Waits begun since somebody looked whether it is time to learn."""
 
     def arrive(self, traits: RequestTraits, keys: Sequence[Hashable], now: float) -> tuple[Request, Session | None]:
         """A request has arrived.
@@ -121,7 +123,7 @@ class Forecaster:
         session.arrived_s, session.finished_s = now, None
         per_block = -(-traits.num_prompt_tokens // max(1, len(keys)))
         num_new = max(1, traits.num_prompt_tokens - num_common * per_block)
-        figures = RequestFigures(kind_of(traits), traits.num_prompt_tokens, num_new)
+        figures = RequestFigures(kind_of(traits), traits.num_prompt_tokens, num_new, traits.beam_width)
         request = Request(session, figures, session.turns, len(keys), num_common, traits.partial_tail, session.segments)
         session.segments = []
         self._begin_running(request, now)
@@ -148,7 +150,8 @@ class Forecaster:
 
     def is_time_to_learn(self, ahead: float) -> bool:
         """There is work for ``learn``: some model has a part ``ahead`` of the new waits that it learns anew at."""
-        if not self._to_learn:
+        if not self._to_learn and self._num_begun >= ahead * LEARN_AT_LEAST:
+            self._num_begun = 0
             self._to_learn = [number for number in range(len(self.models)) if self._is_due(number, ahead)]
         return bool(self._to_learn)
 
@@ -210,7 +213,8 @@ class Forecaster:
         by_history = (request.figures.kind, *history_classes(history), turn_class) if model.scaled else (turn_class,)
         classes = (*by_history, size_class(num_output, 2.0), *request.figures.classes)
         wait = model.begin(features, classes, session.row, now)
-        self.outlook.set_session(session.row, number, *model.placement(wait), now)
+        self._num_begun += 1
+        self.outlook.set_session(session.row, number, wait.by_history, wait.by_size, wait.log_scale, now)
         return model, wait
 
     def _note_return(self, session: Session, now: float) -> None:

@@ -27,7 +27,7 @@ from dflash2.policy.hazard import (
 )
 from dflash2.policy.trust import PredictionTrust
 
-NUM_FEATURES = 16
+NUM_FEATURES = 17
 NUM_SIZE_CLASSES = 3
 """Output, new and all prompt tokens."""
 WINDOW = 6000
@@ -52,10 +52,20 @@ LOW_PLAIN = math.log(0.05)
 
 @dataclass(slots=True)
 class Wait:
-    """Handle of a wait that goes on: where in the window it is, unless newer ones have taken its place."""
+    """Handle of a wait that goes on.
+
+    Attributes:
+        slot: where in the window it is, unless newer ones have taken its place.
+        serial: tells that.
+        by_history, by_size: rows of the tables when it began.
+        log_scale: predicted when it began.
+    """
 
     slot: int
     serial: int
+    by_history: int
+    by_size: int
+    log_scale: float
 
 
 class GapModel:
@@ -106,7 +116,8 @@ class GapModel:
             now: seconds.
         """
         slot = self.num_begun % WINDOW
-        self._features[slot] = features
+        row = self._features[slot]
+        row[:] = features
         self._classes[slot] = classes
         self._start[slot] = now
         self._ended[slot] = False
@@ -114,8 +125,9 @@ class GapModel:
         self._owner[slot] = owner
         self.num_begun += 1
         self._serial[slot] = self.num_begun
-        *self._placed[:, slot], self._log_scale[slot] = self.place(features, classes)
-        return Wait(slot, self.num_begun)
+        by_history, by_size, log_scale = self.place(row, classes)
+        self._placed[0, slot], self._placed[1, slot], self._log_scale[slot] = by_history, by_size, log_scale
+        return Wait(slot, self.num_begun, by_history, by_size, log_scale)
 
     def end(self, wait: Wait, now: float, *, came_back: bool) -> None:
         """A wait is over: the session came back, or will not be watched any longer."""
@@ -126,12 +138,7 @@ class GapModel:
             if came_back and self.trust.holds:
                 self._judge(wait.slot)
 
-    def placement(self, wait: Wait) -> tuple[int, int, float]:
-        """Of a wait that has just begun: rows of the tables by history and by size, log scale."""
-        by_history, by_size = self._placed[:, wait.slot].tolist()
-        return by_history, by_size, self._log_scale.item(wait.slot)
-
-    def place(self, features: list[float], classes: tuple[int, ...]) -> tuple[int, int, float]:
+    def place(self, features: Floats, classes: tuple[int, ...]) -> tuple[int, int, float]:
         """Of a wait that begins now: rows of the tables by history and by size, log scale."""
         log_scale = self.mean_log
         if not self.trust.holds:
@@ -197,8 +204,10 @@ class GapModel:
             paths = np.concatenate([classes[:, None] // 2, classes[:, None], paths], axis=1)
         self.by_history, history = build_tables(paths, bins, ended, self._prior, self.low, MAX_ROWS)
         self.by_size, size = build_tables(sizes, bins, ended, self._prior, self.low, MAX_ROWS)
-        alike = bin_of(log_age - self.mean_log, self.low)
-        self._by_age, _ = build_tables(paths[:, :0], alike, ended, self._prior, self.low, 1)
+        self._by_age = self.by_history
+        if self.scaled:
+            alike = bin_of(log_age - self.mean_log, self.low)
+            self._by_age, _ = build_tables(paths[:, :0], alike, ended, self._prior, self.low, 1)
         self._placed[0, used], self._placed[1, used], self._log_scale[used] = history, size, log_scale
         return self._owner[used][going_on], history[going_on], size[going_on], log_scale[going_on]
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from dflash2.policy.arrays import Floats
 
-HORIZONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96)
+HORIZONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Bins looked ahead. The best ratio is flat about its maximum, so the gaps between them cost nothing measurable."""
-
-
+PIECE = 64
+"""Classes at a time: their arrays stay in the cache of a core."""
 SHORTEST = 1e-30
 """Where nobody is left who waits, the time held is 0 and so are the hits."""
 
@@ -31,22 +31,26 @@ def hit_density(hazard: Floats, edges: Floats) -> Floats:
     Returns:
         float64 ``[classes, bins]``.
     """
+    pieces = [_density(hazard[start : start + PIECE], edges) for start in range(0, len(hazard), PIECE)]
+    return np.concatenate(pieces)
+
+
+def _density(hazard: Floats, edges: Floats) -> Floats:
     num_classes, num_bins = hazard.shape
     survival = np.cumprod(1.0 - hazard, axis=1)
     reached = np.concatenate([np.ones((num_classes, 1)), survival[:, :-1]], axis=1)
-    held = reached * (1.0 - 0.5 * hazard) * np.diff(edges)
     hits = np.zeros((num_classes, num_bins + 1))
     time = np.zeros((num_classes, num_bins + 1))
     np.cumsum(reached * hazard, axis=1, out=hits[:, 1:])
-    np.cumsum(held, axis=1, out=time[:, 1:])
-    best = np.zeros((num_classes, num_bins))
+    np.cumsum(reached * (1.0 - 0.5 * hazard) * np.diff(edges), axis=1, out=time[:, 1:])
+    best: Floats = (hits[:, -1:] - hits[:, :-1]) / np.maximum(time[:, -1:] - time[:, :-1], SHORTEST)
+    slopes, waits = np.empty_like(best), np.empty_like(best)
     for ahead in HORIZONS:
-        whole = max(0, num_bins + 1 - ahead)
-        slope = hits[:, ahead:] - hits[:, :whole]
-        waited = time[:, ahead:] - time[:, :whole]
+        whole = num_bins + 1 - ahead
+        slope, waited = slopes[:, :whole], waits[:, :whole]
+        np.subtract(hits[:, ahead:], hits[:, :whole], out=slope)
+        np.subtract(time[:, ahead:], time[:, :whole], out=waited)
         np.maximum(waited, SHORTEST, out=waited)
         slope /= waited
         np.maximum(best[:, :whole], slope, out=best[:, :whole])
-    to_the_end = (hits[:, -1:] - hits[:, :-1]) / np.maximum(time[:, -1:] - time[:, :-1], SHORTEST)
-    density: Floats = np.maximum(best, to_the_end)
-    return density
+    return best

@@ -25,8 +25,12 @@ PRIOR_WEIGHT = 2.0
 SMOOTHING = 3
 """Passes of averaging neighbouring bins."""
 LARGEST_HAZARD = 0.999
+PIECE = 32
+"""Rows multiplied at a time."""
 RADIX = 64
 """Classes of one level, the unknown one included."""
+FEWEST = 2
+"""Waits that a class has a table of its own for: a single one hardly tells anything, and many classes have no more."""
 
 
 def bin_of(log_time: Floats, low: float) -> Ints:
@@ -104,27 +108,31 @@ def build_tables(
     Returns:
         The tables and, int64 ``[n]``, the row of each wait.
     """
-    node = np.zeros(len(bins), np.int64)
+    leaf = np.zeros(len(bins), np.int64)
+    inside = np.arange(len(bins))
+    node = leaf
     packed = np.ones(1, np.int64)
     rows: dict[int, int] = {}
-    hazards = [_shrunk(*_counts(node, bins, ended, 1), prior[None, :], PRIOR_WEIGHT)]
-    first_row = 0
+    counts = [_counts(node, bins, ended, 1)]
+    parents_of: list[Ints] = []
+    total = 1
     for level in range(paths.shape[1]):
-        cell = node * RADIX + paths[:, level]
-        seen = np.zeros(len(packed) * RADIX, np.int64)
-        seen[cell] = 1
-        found = np.flatnonzero(seen)
-        total = sum(len(part) for part in hazards)
-        if total + len(found) > max_rows:
+        cell = node * RADIX + paths[inside, level]
+        known = np.bincount(cell, minlength=len(packed) * RADIX) >= FEWEST
+        found = np.flatnonzero(known)
+        if not len(found) or total + len(found) > max_rows:
             break
+        stays = known[cell]
+        inside = inside[stays]
+        node = (np.cumsum(known) - 1)[cell[stays]]
         parents, parts = np.divmod(found, RADIX)
-        node = (np.cumsum(seen) - 1)[cell]
         packed = packed[parents] * RADIX + parts
-        hazards.append(_shrunk(*_counts(node, bins, ended, len(found)), hazards[-1][parents], SHRINKAGE))
-        first_row = total
+        counts.append(_counts(node, bins[inside], ended[inside], len(found)))
+        parents_of.append(parents)
         rows.update(zip(packed.tolist(), range(total, total + len(found)), strict=True))
-    leaf = node + first_row
-    return tables_from(np.concatenate(hazards), low, rows), leaf
+        leaf[inside] = node + total
+        total += len(found)
+    return tables_from(_hazards(np.concatenate(counts, axis=1), parents_of, prior), low, rows), leaf
 
 
 def tables_from(hazard: Floats, low: float, rows: dict[int, int]) -> HazardTables:
@@ -134,26 +142,53 @@ def tables_from(hazard: Floats, low: float, rows: dict[int, int]) -> HazardTable
     return HazardTables(rows, hit_density(hazard, edges(low)).astype(np.float32), log_survival)
 
 
-def _counts(node: Ints, bins: Ints, ended: npt.NDArray[np.bool_], num_nodes: int) -> tuple[Floats, Floats]:
-    """Ends and waits at risk, ``[nodes, NUM_BINS]`` each; a wait that goes on counts half in the bin it is in."""
+def _counts(node: Ints, bins: Ints, ended: npt.NDArray[np.bool_], num_nodes: int) -> Ints:
+    """Waits that go on and waits that have ended, ``[2, nodes, NUM_BINS]``."""
     cell = node * NUM_BINS + bins
-    size = num_nodes * NUM_BINS
-    ends = np.asarray(np.bincount(cell, ended, size), np.float64).reshape(num_nodes, NUM_BINS)
-    waiting = np.asarray(np.bincount(cell, ~ended, size), np.float64).reshape(num_nodes, NUM_BINS)
-    at_risk: Floats = np.cumsum((ends + waiting)[:, ::-1], axis=1)[:, ::-1] - 0.5 * waiting
-    return _smooth(ends), _smooth(at_risk)
+    cell[ended] += num_nodes * NUM_BINS
+    return np.bincount(cell, minlength=2 * num_nodes * NUM_BINS).reshape(2, num_nodes, NUM_BINS)
 
 
-def _smooth(counts: Floats) -> Floats:
-    """Each bin becomes a quarter of each neighbour and half of itself, several times; a bin at an end is its own."""
-    for _ in range(SMOOTHING):
-        quarter = 0.25 * counts
-        counts = quarter + quarter
-        counts[:, 1:] += quarter[:, :-1]
-        counts[:, :-1] += quarter[:, 1:]
-        counts[:, 0] += quarter[:, 0]
-        counts[:, -1] += quarter[:, -1]
-    return counts
+def _hazards(counts: Ints, parents_of: list[Ints], prior: Floats) -> Floats:
+    """Hazards of all nodes, ``[nodes, NUM_BINS]``, each shrunk towards its parent's.
+
+    Args:
+        counts: as from ``_counts``, the root first, then level by level.
+        parents_of: by level below the root, the place of each node's parent in the level above.
+        prior: of the root.
+    """
+    waiting, ended = counts.astype(np.float64)
+    ends = _times(ended, _SMOOTHER)
+    at_risk = _times(ended, _RISK_OF_ENDED) + _times(waiting, _RISK_OF_WAITING)
+    hazards = [_shrunk(ends[:1], at_risk[:1], prior, PRIOR_WEIGHT)]
+    first = 1
+    for parents in parents_of:
+        level = slice(first, first + len(parents))
+        hazards.append(_shrunk(ends[level], at_risk[level], hazards[-1][parents], SHRINKAGE))
+        first += len(parents)
+    return np.concatenate(hazards)
+
+
+def _smoother() -> Floats:
+    """``[NUM_BINS, NUM_BINS]``: counts times it are smooth.
+
+    Each bin becomes a quarter of each neighbour and half of itself, several times; a bin at an end is its own.
+    """
+    once = 0.5 * np.eye(NUM_BINS) + 0.25 * (np.eye(NUM_BINS, k=1) + np.eye(NUM_BINS, k=-1))
+    once[0, 0] = once[-1, -1] = 0.75
+    return np.linalg.matrix_power(once, SMOOTHING)
+
+
+_SMOOTHER = _smoother()
+_RISK_OF_ENDED = np.tri(NUM_BINS) @ _SMOOTHER
+"""A wait was at risk in the bin it ended in and all before;"""
+_RISK_OF_WAITING = (np.tri(NUM_BINS) - 0.5 * np.eye(NUM_BINS)) @ _SMOOTHER
+"""one that goes on, half in the bin it is in."""
+
+
+def _times(counts: Floats, matrix: Floats) -> Floats:
+    """In pieces so small that BLAS does not call other threads, which would wait for busy cores."""
+    return np.concatenate([counts[start : start + PIECE] @ matrix for start in range(0, len(counts), PIECE)])
 
 
 def _shrunk(ends: Floats, at_risk: Floats, parent: Floats, weight: float) -> Floats:

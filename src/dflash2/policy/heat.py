@@ -19,6 +19,7 @@ from dflash2.policy.base import Outcome, RequestTraits
 from dflash2.policy.forecast import Forecaster, Request
 from dflash2.policy.horizon import TurnoverHorizon
 from dflash2.policy.ranking import smallest_first
+from dflash2.policy.rebuild import RebuildCost
 from dflash2.policy.segment_values import SegmentValues
 from dflash2.policy.segments import SegmentClass, SegmentStore
 from dflash2.policy.shares import ShareOfUse
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 HEAT_AT_HORIZON = 0.8
 """Heat of a block whose next use is known to lie exactly one horizon away: the default threshold."""
-STATE_VERSION = 1
+STATE_VERSION = 2
 SWEEP_EVERY = 100
 """Requests between two counts of the segments' blocks."""
 KNOWN_SOONEST_S = 0.1
@@ -51,11 +52,12 @@ class HeatPolicy:
     Args:
         num_hbm_slots: size of the fast pool, for the horizon.
         cold_threshold: blocks below this heat may be demoted; may be changed while running.
+        rebuild: what the loss of a block costs, where it is weighed against a write; None: all blocks cost the same.
     """
 
     name = "heat"
 
-    def __init__(self, num_hbm_slots: int, cold_threshold: float) -> None:
+    def __init__(self, num_hbm_slots: int, cold_threshold: float, rebuild: RebuildCost | None = None) -> None:
         self.cold_threshold = self.effective_threshold = cold_threshold
         self._turnover = TurnoverHorizon(num_hbm_slots)
         self._forecast = Forecaster()
@@ -63,6 +65,7 @@ class HeatPolicy:
         self._values = SegmentValues(self._segments, self._forecast.outlook)
         self._assignment = Assignment(self._segments, self._values.changed)
         self._writes = WriteFilter()
+        self._rebuild = rebuild or RebuildCost()
         self._requests: dict[str, Request] = {}
         self._num_arrivals = 0
         self._last_s = 0.0
@@ -89,19 +92,23 @@ class HeatPolicy:
 
     def on_use(self, table: PageTable, ids: IntArray, now: float, request_id: str | None) -> None:
         self._segments.fit_table(table)
-        self._assignment.note_shared_use(self._forecast, ids, now)
         request = self._requests.get(request_id) if request_id is not None else None
+        of_used = self._segments.of_block[ids]
+        is_own = request is not None and self._assignment.are_its_own(request, of_used)
+        if not is_own:
+            self._assignment.note_shared_use(self._forecast, of_used, now)
         if request is None:
             self._assignment.take_over(ids, now)
         else:
             if not request.num_seen:
-                self._writes.note_return(len(ids), max(0, request.num_common - len(ids)))
+                found, known = len(ids), max(len(ids), request.num_common)
+                self._writes.note_return(self._rebuild.total(0, found), self._rebuild.total(found, known))
             elif len(ids):  # another turn of the same request
                 age = now - float(table.last_use[ids[-1]])
                 self._forecast.turns.note_use(0, age, len(ids))
-            self._assignment.settle(table, request, ids)
+            self._assignment.settle(table, request, of_used)
             request.num_seen = 0
-            self._assignment.assign(request, ids, now)
+            (self._assignment.assign_own if is_own else self._assignment.assign)(request, ids, now)
         table.last_use[ids] = now
 
     def on_allocate(self, table: PageTable, ids: IntArray, now: float, request_id: str | None) -> None:
@@ -162,7 +169,8 @@ class HeatPolicy:
         chance = self._values.chances_of(self._segments.of_block[ids], now, LONG_RUN_S)
         if tier is not Tier.NVME:
             return guessed & (chance < LEAST_CHANCE[tier])
-        guessed[guessed] = self._writes.judge(chance[guessed])
+        cost = self._rebuild.of(table.position[ids[guessed]])
+        guessed[guessed] = self._writes.judge(chance[guessed] * cost)
         return guessed
 
     def explain(self, table: PageTable, block_id: int, now: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dflash2.policy.segments import SHARED, SegmentStore
 from dflash2.table.page_table import PageTable
 from dflash2.types import FloatArray, IntArray
 
-VALUES_STAY = 0.003
+VALUES_STAY = 0.02
 """Part of the horizon for which the value of a segment is taken to stay what it was."""
 
 
@@ -32,6 +32,8 @@ class SegmentValues:
         self._ascending: Ints = np.zeros(0, np.int64)
         self._sizes: Ints = np.zeros(0, np.int64)
         """Of ``_ascending``: blocks up to and including each segment, as of when all values were computed."""
+        self._num_gone = 0
+        """Of the least valuable of these blocks, those that had left when some were chosen last: they leave first."""
         self.changed: set[int] = set()
         """Segments whose value is not what it was: to be filled by who changes them."""
 
@@ -73,18 +75,20 @@ class SegmentValues:
     def least(self, table: PageTable, ids: IntArray, count: int) -> IntArray:
         """Those of ``ids`` that may be among the ``count`` least valuable: whole segments, from the least on."""
         ascending, sizes, values = self._ascending, self._sizes, self._values
-        segment = self._segments.of_block[ids]
-        wanted = 2 * count
+        segment = self._segments.of_block.take(ids)
+        wanted = count + self._num_gone
         while True:
             at = int(np.searchsorted(sizes, wanted))
             if at >= len(ascending):
                 return ids
             among = values <= values[ascending[at]]
-            chosen: IntArray = ids[among[segment]]
+            chosen: IntArray = ids.compress(among.take(segment))
             expected = np.isfinite(table.next_use[chosen]) | (table.ref_count[chosen] > 0)
-            if len(chosen) - np.count_nonzero(expected) >= count:
+            num_found = len(chosen) - int(np.count_nonzero(expected))
+            if num_found >= count:
+                self._num_gone = max(0, int(sizes[at]) - num_found)
                 return chosen
-            wanted *= 4
+            wanted = 2 * (wanted + count)
 
     def _value(self, segment: int, now: float) -> float:
         segments = self._segments

@@ -88,8 +88,6 @@ class SegmentStore:
 
     def note_new(self, ids: IntArray, session: int | None) -> None:
         """These rows were given to new blocks, used by this session first; None if nobody is known to use them."""
-        self.of_block[ids] = UNKNOWN_SEGMENT
-        self.num_blocks[UNKNOWN_SEGMENT] += len(ids)
         self.num_sessions_of[ids] = 0 if session is None else 1
         self._last_session[ids] = 0 if session is None else session
 
@@ -104,11 +102,15 @@ class SegmentStore:
     def move(self, ids: IntArray, segment: int) -> None:
         """Put blocks into a segment, out of those they were in."""
         old = self.of_block[ids]
-        self.of_block[ids] = segment
         if (old == old[:1]).all():  # the rule
             self.num_blocks[old[:1]] -= len(ids)
         else:
             self.num_blocks -= np.bincount(old, minlength=len(self.num_blocks))
+        self.put(ids, segment)
+
+    def put(self, ids: IntArray, segment: int) -> None:
+        """Put new blocks into a segment: in what others their rows were before is nobody's business."""
+        self.of_block[ids] = segment
         self.num_blocks[segment] += len(ids)
         self._ids[segment].append(ids)
 

@@ -40,20 +40,20 @@ class WriteFilter:
         self._reused = 0.0
         self._lost = 0.0
 
-    def note_return(self, num_found: int, num_lost: int) -> None:
-        """A session is back: blocks of its last request that are still there, on any tier, and that are not.
+    def note_return(self, found: float, lost: float) -> None:
+        """A session is back: what its last request's blocks cost that are still there, on any tier, and that are not.
 
         Not counted before something was judged: what was lost then was not lost here.
         """
         if self._num_judged:
-            self._reused += num_found
-            self._lost += num_lost
+            self._reused += found
+            self._lost += lost
 
     def judge(self, chances: FloatArray) -> BoolArray:
         """Blocks that nobody holds leave the last tier that has them.
 
         Args:
-            chances: float32 ``[n]``, of a use in the long run.
+            chances: float32 ``[n]``, of a use in the long run, times what it costs to compute the block again.
 
         Returns:
             bool ``[n]``: to be forgotten.

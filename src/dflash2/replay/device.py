@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ _SPEEDS = {
     "first_token_s": "first_token_s",
     "decode_tokens_per_s": "decode_tokens_per_s",
     "admission_s": "admission_s",
+    "prefill_doubles_at": "prefill_doubles_at_tokens",
     "block_bytes": "block_bytes",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """Speeds of one rank. Defaults are an assumption: PCIe 4.0 x16, one NVMe disk, a 72B model on eight devices.
+    """Speeds of one rank. Defaults are an assumption: PCIe 4.0 x16, one NVMe disk for each rank, a 72B model on eight.
 
     Attributes:
         dram_to_hbm: bytes per second.
@@ -32,6 +34,8 @@ class DeviceModel:
         first_token_s: when the first token of a request comes, for the time at which it ends; None: see ``Timing``.
         decode_tokens_per_s: pace of one request's output, for the same purpose.
         admission_s: from arrival until a request may run: tokenising, and waiting for its turn.
+        prefill_doubles_at: position of a token that takes twice as long as the first one, since attention looks at all
+            before it: six times the hidden size in a usual model. Infinite: all take the same.
         block_bytes: size of a block, where the profile tells it.
     """
 
@@ -41,6 +45,7 @@ class DeviceModel:
     first_token_s: float | None = None
     decode_tokens_per_s: float | None = None
     admission_s: float = 0.5
+    prefill_doubles_at: float = math.inf
     block_bytes: int | None = None
 
     def ttft_s(self, hits: tuple[int, int, int], prompt_tokens: int, block_tokens: int, block_bytes: int) -> float:
@@ -54,8 +59,10 @@ class DeviceModel:
         """
         _, dram, nvme = hits
         load = dram * block_bytes / self.dram_to_hbm + nvme * block_bytes / self.nvme_read
-        missing = max(1, prompt_tokens - sum(hits) * block_tokens)
-        return load + missing / self.prefill_tokens_per_s
+        found = min(sum(hits) * block_tokens, prompt_tokens - 1)
+        missing = prompt_tokens - found
+        deeper = 0.5 * missing * (found + prompt_tokens - 1) / self.prefill_doubles_at
+        return load + (missing + deeper) / self.prefill_tokens_per_s
 
     def timing(self) -> Timing | None:
         """When requests end; None where the profile does not say."""
@@ -68,7 +75,8 @@ def read_device_model(path: Path) -> DeviceModel:
     """Read a profile: a JSON object that ``dflash2 doctor --probe`` wrote or that was written by hand.
 
     Keys: ``dram_to_hbm_bytes_per_s``, ``nvme_read_bytes_per_s``, ``prefill_tokens_per_s``, ``first_token_s``,
-    ``decode_tokens_per_s``, ``admission_s``, ``block_bytes``. What is missing keeps its default;
+    ``decode_tokens_per_s``, ``admission_s``, ``prefill_doubles_at_tokens``,
+    ``block_bytes``. What is missing keeps its default;
     other keys are for others.
 
     Raises:

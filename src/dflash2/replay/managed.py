@@ -16,6 +16,7 @@ from dflash2.cache.sequence import Sequence
 from dflash2.config import Config
 from dflash2.errors import IntegrityError
 from dflash2.policy.adaptive import AdaptiveThreshold
+from dflash2.policy.rebuild import RebuildCost
 from dflash2.pools.base import BlockPool
 from dflash2.pools.null import NullPool
 from dflash2.replay.calibration import HeatSampler
@@ -93,7 +94,8 @@ class ManagedCache:
         transfer = InlineTransferEngine(pools, lambda: self._now)
         self.table = PageTable(sizes)
         policy = config.policy
-        self.policy = make_policy(config, slots[Tier.HBM])
+        rebuild = RebuildCost(device.prefill_doubles_at / block.tokens)
+        self.policy = make_policy(config, slots[Tier.HBM], rebuild)
         settings = CacheSettings(1, block.num_bytes, policy.swap_batch_size, config.kv_block.prefetch_window)
         self.cache = CacheManager(self.table, self.policy, transfer, settings, _never, names.chain)
         marks = Watermarks(policy.high_watermark, policy.low_watermark)
