@@ -10,8 +10,8 @@ import numpy as np
 
 from dflash2.policy.arrays import Floats
 
-HORIZONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Bins looked ahead. The best ratio is flat about its maximum, so the gaps between them cost nothing measurable."""
+HORIZONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96)
+"""Bins looked ahead. With every other of them left out agents at 2 % lost 0.2 points of hits."""
 PIECE = 64
 """Classes at a time: their arrays stay in the cache of a core."""
 SHORTEST = 1e-30
@@ -46,7 +46,7 @@ def _density(hazard: Floats, edges: Floats) -> Floats:
     best: Floats = (hits[:, -1:] - hits[:, :-1]) / np.maximum(time[:, -1:] - time[:, :-1], SHORTEST)
     slopes, waits = np.empty_like(best), np.empty_like(best)
     for ahead in HORIZONS:
-        whole = num_bins + 1 - ahead
+        whole = max(0, num_bins + 1 - ahead)
         slope, waited = slopes[:, :whole], waits[:, :whole]
         np.subtract(hits[:, ahead:], hits[:, :whole], out=slope)
         np.subtract(time[:, ahead:], time[:, :whole], out=waited)
