@@ -14,6 +14,7 @@ from tests.policy.single_tier import SingleTier
 from dflash2.policy.base import PlacementPolicy
 from dflash2.policy.heat import HeatPolicy
 from dflash2.policy.lru import LRUPolicy
+from dflash2.policy.rebuild import RebuildCost
 from dflash2.types import Tier
 
 Event = tuple[float, str, str, list[int]]
@@ -138,6 +139,23 @@ def test_of_what_leaves_for_nvme_the_least_likely_is_forgotten_and_nothing_that_
     chance = policy.heat(table, rows, now + 1_500.0)
     assert forgotten.any() and not forgotten.all() and not forgotten[:5].any()
     assert chance[forgotten].mean() < chance[~forgotten].mean()
+
+
+def test_what_is_costly_to_compute_again_weighs_more_where_something_is_to_be_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, judged = heat(400), []
+    policy, table = cache.policy, cache.table
+    assert isinstance(policy, HeatPolicy)
+    serve(cache, chats(4, 40))
+    rows = cache.rows()
+    table.position[rows] = np.arange(len(rows)) % 7
+    monkeypatch.setattr(policy._writes, "judge", lambda chances: judged.append(chances) or chances < 0)
+    for cost in (RebuildCost(), RebuildCost(2.0)):
+        policy._rebuild = cost
+        policy.on_leave(table, rows, Tier.NVME, 5_000.0)
+    alike, weighed = judged
+    assert alike.any() and np.allclose(weighed, alike * cost.of(table.position[rows]))
 
 
 def test_what_was_learned_survives_a_restart() -> None:

@@ -27,6 +27,13 @@ def test_the_least_likely_are_forgotten_until_the_loss_is_reached() -> None:
     assert writes.judge(np.array([0.01, 0.35], np.float32)).tolist() == [True, False]
 
 
+def test_before_enough_were_judged_nothing_is_forgotten() -> None:
+    writes = WriteFilter()
+    writes.note_return(10_000, 0)
+    assert not writes.judge(np.full(FEWEST - 1, 0.001, np.float32)).any()
+    assert not writes.judge(np.full(1, 0.001, np.float32)).any()
+
+
 def test_where_reuse_is_plenty_more_is_forgotten() -> None:
     little, plenty = WriteFilter(), WriteFilter()
     chances = [0.01 * number for number in range(1, 41)]
